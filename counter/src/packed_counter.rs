@@ -5,30 +5,36 @@ use std::mem;
 use layout::{ApproxNumber, Large, MILLISECOND, Millis, PackedPenalized, UsedShare};
 use pack::{Pack, pack, unpack, window_nanos};
 
-use crate::{algorithm::{Algorithm, Counter, Decision, Limit, LogCounter, Operation, PenalizedCounter, PenaltyRecord, Receipt, Variant, each_algorithm}, time::Timestamp};
+use crate::{
+    algorithm::{
+        Algorithm, Counter, Decision, Limit, LogCounter, Operation, PenalizedCounter, PenaltyRecord, Receipt,
+        Variant, each_algorithm,
+    },
+    time::Timestamp,
+};
 
 mod codec;
 mod layout;
 mod pack;
 
-pub(crate) use codec::Decoded;
-pub(super) use codec::{Age, NUMBER_BYTES_MAX, number_bytes, put};
-pub(crate) use layout::PackedCounter;
+pub use codec::Decoded;
+pub use codec::{Age, NUMBER_BYTES_MAX, number_bytes, put};
+pub use layout::PackedCounter;
 
 /// The instant of an operation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Now {
-    pub(crate) now: Timestamp,
+pub struct Now {
+    pub now: Timestamp,
     /// When the clock gave up a lead, if it has one; not after `now`.
-    pub(crate) given_up: Option<Timestamp>,
+    pub given_up: Option<Timestamp>,
 }
 
 impl PackedCounter {
     /// Keeps the place of a counter that is taken out of its table: it is neither idle nor evicted.
-    pub(super) const TAKEN: Self = Self::Window { used: UsedShare(u8::MAX), count: 0, end: Timestamp::MAX };
+    pub const TAKEN: Self = Self::Window { used: UsedShare(u8::MAX), count: 0, end: Timestamp::MAX };
 
     /// Applies `decide` to an unused counter. Returns the counter unless it stays idle.
-    pub(super) fn first(
+    pub fn first(
         limit: &Limit,
         now: Timestamp,
         decide: impl FnOnce(&mut Counter) -> Decision,
@@ -40,7 +46,7 @@ impl PackedCounter {
     }
 
     /// Packs `counter` after `decision` of `limit`.
-    pub(crate) fn new(limit: &Limit, mut counter: Counter, decision: &Decision) -> Self {
+    pub fn new(limit: &Limit, mut counter: Counter, decision: &Decision) -> Self {
         if let Counter::Penalized(penalized) = counter {
             let PenalizedCounter { counter, record } = *penalized;
             return Self::penalized(Self::new(limit, counter, decision), record);
@@ -75,17 +81,17 @@ impl PackedCounter {
     }
 
     /// Whether there is a record of refusals or penalties.
-    pub(super) fn has_record(&self) -> bool {
+    pub fn has_record(&self) -> bool {
         matches!(self, Self::Penalized(_))
     }
 
     /// The counter without the record of refusals.
-    pub(super) fn without_record(self) -> Self {
+    pub fn without_record(self) -> Self {
         self.into_plain().0
     }
 
     /// Releases the memory of a log beyond its entries.
-    pub(super) fn release_spare(&mut self) {
+    pub fn release_spare(&mut self) {
         match self {
             Self::Large(large) => large.counter.release_spare(),
             Self::Penalized(penalized) => penalized.counter.release_spare(),
@@ -94,7 +100,7 @@ impl PackedCounter {
     }
 
     /// The penalties in the record.
-    pub(super) fn penalties(&self) -> u32 {
+    pub fn penalties(&self) -> u32 {
         if let Self::Penalized(penalized) = self { penalized.record.penalties } else { 0 }
     }
 
@@ -103,7 +109,7 @@ impl PackedCounter {
     /// bytes before or after the operation, may be ahead of the clock, or has a limit with a penalty.
     // `inline(always)`: a decision is too large to move.
     #[inline(always)]
-    pub(super) fn decide<R>(
+    pub fn decide<R>(
         &mut self,
         limit: &Limit,
         Now { now, given_up }: Now,
@@ -124,7 +130,7 @@ impl PackedCounter {
     }
 
     /// Applies `decide` to the counter, after it is corrected if it is ahead of the clock.
-    pub(super) fn change(
+    pub fn change(
         &mut self,
         limit: &Limit,
         now: Now,
@@ -135,7 +141,7 @@ impl PackedCounter {
     }
 
     /// A copy of the counter, corrected if it is ahead of the clock.
-    pub(super) fn corrected(&self, limit: &Limit, now: Now) -> Counter {
+    pub fn corrected(&self, limit: &Limit, now: Now) -> Counter {
         let mut copy = self.clone();
         copy.correct(limit, now);
         copy.counter(limit)
@@ -172,7 +178,7 @@ impl PackedCounter {
     }
 
     /// The unpacked counter. `limit` must be of the same kind.
-    pub(crate) fn counter(&self, limit: &Limit) -> Counter {
+    pub fn counter(&self, limit: &Limit) -> Counter {
         match self {
             Self::Large(large) => large.counter.clone(),
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
@@ -225,12 +231,12 @@ impl PackedCounter {
     }
 
     /// A copy for a backup that has the last copy: of a log the changes since then, if they suffice.
-    pub(super) fn copy_changes(&mut self) -> Self {
+    pub fn copy_changes(&mut self) -> Self {
         self.copy_with(LogCounter::copy_changes)
     }
 
     /// A copy of everything. The next copy of changes has what changes from now on.
-    pub(super) fn copy_all(&mut self) -> Self {
+    pub fn copy_all(&mut self) -> Self {
         self.copy_with(LogCounter::copy_all)
     }
 
@@ -254,12 +260,12 @@ impl PackedCounter {
     }
 
     /// Whether only the changes of a log are here.
-    pub(super) fn is_partial(&self) -> bool {
+    pub fn is_partial(&self) -> bool {
         self.log().is_some_and(LogCounter::is_partial)
     }
 
     /// Whether an earlier copy has what is missing here.
-    pub(super) fn can_follow(&self, earlier: Option<&Self>) -> bool {
+    pub fn can_follow(&self, earlier: Option<&Self>) -> bool {
         match (self.log(), earlier.and_then(Self::log)) {
             (Some(log), Some(earlier)) => log.can_follow(earlier),
             (Some(_) | None, _) => !self.is_partial(),
@@ -267,7 +273,7 @@ impl PackedCounter {
     }
 
     /// The counter with what has not changed since an earlier copy, if only the changes of a log are here.
-    pub(super) fn after(self, earlier: Self) -> Self {
+    pub fn after(self, earlier: Self) -> Self {
         let (later, record) = self.into_plain();
         let (earlier, _) = earlier.into_plain();
         let all = match (later, earlier) {
@@ -287,7 +293,7 @@ impl PackedCounter {
     }
 
     /// The log, if the counter is one.
-    pub(super) fn log(&self) -> Option<&LogCounter> {
+    pub fn log(&self) -> Option<&LogCounter> {
         if let Self::Large(large) = self.plain()
             && let Counter::Log(log) = &large.counter
         {
@@ -298,7 +304,7 @@ impl PackedCounter {
     }
 
     /// The instant from which the counter may be evicted without changing any answer.
-    pub(crate) fn idle_at(&self) -> Timestamp {
+    pub fn idle_at(&self) -> Timestamp {
         match self {
             Self::Window { end, .. } => *end,
             Self::Sliding { until, .. } => until.timestamp(),
@@ -311,7 +317,7 @@ impl PackedCounter {
 
     /// How much an eviction would give away, from 0 to 254; `None` if the counter refuses now, because eviction would
     /// admit a refused key.
-    pub(super) fn eviction_cost(&self, now: Timestamp) -> Option<u8> {
+    pub fn eviction_cost(&self, now: Timestamp) -> Option<u8> {
         let owed = |until: Timestamp, passing_debt_max: ApproxNumber| {
             let debt = until.nanos_since(now);
             let most = passing_debt_max.number();
@@ -333,7 +339,7 @@ impl PackedCounter {
 
     /// The bytes on the heap.
     #[inline]
-    pub(crate) fn heap_bytes(&self) -> usize {
+    pub fn heap_bytes(&self) -> usize {
         match self {
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => 0,
             Self::Large(large) => size_of::<Large>() + large.counter.heap_bytes(),
@@ -342,7 +348,7 @@ impl PackedCounter {
     }
 
     /// The counter with all instants `back` nanoseconds earlier.
-    pub(super) fn shifted_back(mut self, back: u64) -> Self {
+    pub fn shifted_back(mut self, back: u64) -> Self {
         match &mut self {
             Self::Window { end: instant, .. }
             | Self::Debt { paid_at: instant, .. }

@@ -2,7 +2,7 @@
 //! of a lookup that finds its counter in the processor's caches (hot) or in main memory (cold).
 //!
 //! All three have as many parts as the store has slots, each behind a lock, and use the key as its own hash. The table
-//! is compiled from the store's source with a stand-in of a counter's size.
+//! is compiled from the store's source.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first error")]
 
@@ -15,27 +15,18 @@ use std::{
 
 use dashmap::DashMap;
 use peak_alloc::PeakAlloc;
-use tollgate_counter::time::{SECOND, Stopwatch};
+use tollgate_counter::{
+    algorithm::{Excess, FixedWindow, Limit, Operation, Window},
+    packed_counter::PackedCounter,
+    time::{SECOND, Stopwatch, Timestamp},
+};
 use tollgate_store::SLOTS;
 
-#[path = "../src/store/table/hash_table.rs"]
+#[path = "../../store/src/table/hash_table.rs"]
 #[allow(dead_code, reason = "the benchmark uses a part of it")]
 mod hash_table;
 
 use hash_table::HashTable;
-use store::packed_counter::PackedCounter;
-
-/// The names that the source of the table uses.
-mod store {
-    pub mod packed_counter {
-        /// A counter of 16 bytes, with room for the mark of an empty bucket.
-        #[derive(Clone, Debug)]
-        pub enum PackedCounter {
-            Window { used: u32, end: u64 },
-            Large(Box<u64>),
-        }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
@@ -80,14 +71,21 @@ fn slot(key: Key) -> usize {
 }
 
 fn hit(counter: &mut PackedCounter) -> u32 {
-    match counter {
-        PackedCounter::Window { used, end } => {
-            *used += 1;
-            *end |= 1;
-            *used
-        }
-        PackedCounter::Large(hits) => **hits as u32,
-    }
+    let PackedCounter::Window { count, .. } = counter else { unreachable!("all counters are of windows") };
+    *count += 1;
+    *count
+}
+
+/// The counter of a window with one hit.
+fn counter() -> PackedCounter {
+    let limit = Limit::FixedWindow(FixedWindow {
+        limit: 100,
+        window: Window::from_nanos(SECOND).expect("a second is a window"),
+        excess: Excess::default(),
+    });
+    let mut counter = limit.fresh();
+    let decision = limit.decide(&mut counter, Timestamp::from_nanos(SECOND), Operation::Charge(1));
+    PackedCounter::new(&limit, counter, &decision)
 }
 
 struct Tables(Vec<Mutex<HashTable>>);
@@ -167,7 +165,7 @@ fn measure<M: Map>(name: &str, keys: &[Key]) {
     let map = M::new();
     let mut bytes: f64 = 0.0;
     for (number, key) in keys.iter().enumerate() {
-        map.insert(*key, PackedCounter::Window { used: 0, end: 1 });
+        map.insert(*key, counter());
         if number + 1 >= COUNTERS / 2 {
             bytes = bytes.max((PeakAlloc.current_usage() - before) as f64 / (number + 1) as f64);
         }

@@ -13,7 +13,10 @@ use tollgate_store::{HoldId, Settled};
 use crate::limiter::{CheckError, Checked, HoldError, Limiter, Reservation, each_entry, request};
 
 #[doc(inline)]
-pub use tollgate_shared_store::{ConnectError, PasswordError, PasswordSource, PasswordSources, SharedStoreSettings, SharedStoreState, StoreMode, StoreTlsFiles};
+pub use tollgate_shared_store::{
+    ConnectError, PasswordError, PasswordSource, PasswordSources, SharedStoreSettings, SharedStoreState,
+    StoreMode, StoreTlsFiles,
+};
 
 /// A limiter with the counters in Redis or Valkey. Processes with the same prefix of keys share their counters, and
 /// exactly the limit passes, however many of them race. Needs a runtime of tokio.

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::{Decision, Limit, Verdict}, descriptor::Key};
+use tollgate_counter::{
+    algorithm::{Decision, Limit, Verdict},
+    descriptor::Key,
+};
 use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{Check, CounterOperation, OnRefusal, OperationOutcome};
 
@@ -49,7 +52,7 @@ pub enum DecidedBy {
 
 impl RemoteOutcome {
     /// The outcome of an operation that the counter has decided.
-    pub(crate) fn from_counter(outcome: OperationOutcome) -> Self {
+    pub fn from_counter(outcome: OperationOutcome) -> Self {
         Self { outcome, decided_by: DecidedBy::Counter }
     }
 
@@ -85,7 +88,7 @@ impl CounterCheck {
     }
 
     /// An operation that only the counter decides.
-    pub(crate) fn by_counter(key: Key, limit: Limit, operation: CounterOperation) -> Self {
+    pub fn by_counter(key: Key, limit: Limit, operation: CounterOperation) -> Self {
         Self { key, limit, operation, on_refusal: OnRefusal::Keep, policy: COUNTER_ONLY }
     }
 
@@ -95,7 +98,7 @@ impl CounterCheck {
     }
 
     /// The check, if the operation is one of a call.
-    pub(crate) fn to_check(&self) -> Check<'_> {
+    pub fn to_check(&self) -> Check<'_> {
         let Self { key, ref limit, on_refusal, .. } = *self;
         Check { key, limit, operation: self.operation.call_operation(), on_refusal }
     }

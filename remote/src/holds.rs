@@ -3,10 +3,20 @@
 use std::{collections::HashMap, time::Duration};
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::Decision, descriptor::Key, resilience::{Caller, Overloaded}};
-use tollgate_store::{Check, Checks, CounterOperation, Decisions, HoldId, HoldOutcome, HoldTerms, Refusal, Reserved, Settled, UnknownId, each_hold_id};
+use tollgate_counter::{
+    algorithm::Decision,
+    descriptor::Key,
+    resilience::{Caller, Overloaded},
+};
+use tollgate_store::{
+    Check, Checks, CounterOperation, Decisions, HoldId, HoldOutcome, HoldTerms, Refusal, Reserved, Settled,
+    UnknownId, each_hold_id,
+};
 
-use crate::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Remote, RemoteOutcome, SubmissionMode, Submit, rounds};
+use crate::{
+    COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Remote, RemoteOutcome, SubmissionMode, Submit,
+    rounds,
+};
 
 /// Why counters elsewhere have not held or settled anything for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

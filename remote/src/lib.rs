@@ -10,9 +10,16 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::{Limit, Receipt}, descriptor::Key, resilience::{Caller, Overloaded, budget}, time::Stopwatch};
+use tollgate_counter::{
+    algorithm::{Limit, Receipt},
+    descriptor::Key,
+    resilience::{Caller, Overloaded, budget},
+    time::Stopwatch,
+};
 use tollgate_rules::ForwardPolicy;
-use tollgate_store::{Check, Checks, CounterOperation, Decisions, OnRefusal, OperationOutcome, Refusal, RemoteDecisions};
+use tollgate_store::{
+    Check, Checks, CounterOperation, Decisions, OnRefusal, OperationOutcome, Refusal, RemoteDecisions,
+};
 
 mod bounds;
 mod check;
@@ -28,8 +35,7 @@ pub use holds::{answered, reserve_operations, settle_operations, settled, withdr
 
 pub use bounds::OpenChecks;
 pub use check::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes};
-#[cfg(feature = "redis")]
-pub(crate) use local_share::MEMORY_DIVISOR;
+pub use local_share::MEMORY_DIVISOR;
 pub use local_share::{Admitted, LocalShare, LocalShareBasis};
 pub use lock::lock;
 pub use submit::{LATE_MAX, Outcomes, RemoteExtent, Submission, SubmissionMode, Submit};
@@ -50,12 +56,12 @@ impl Remote {
     }
 
     /// Which counters are elsewhere.
-    pub(crate) fn extent(&self) -> RemoteExtent {
+    pub fn extent(&self) -> RemoteExtent {
         self.submit.extent()
     }
 
     /// Whether this replica does not know yet where the counters are.
-    pub(crate) fn is_joining(&self) -> bool {
+    pub fn is_joining(&self) -> bool {
         self.submit.is_joining()
     }
 
@@ -81,7 +87,7 @@ impl Remote {
     }
 
     /// Decides a check set as [`Remote::decide`] does, from checks that it owns.
-    pub(crate) async fn decide_counters(
+    pub async fn decide_counters(
         &self,
         checks: &[CounterCheck],
         timeout: Option<Duration>,
@@ -105,7 +111,7 @@ impl Remote {
     /// The decisions that [`Remote::decide`] would return now, after the side data of each counter. Changes nothing.
     /// The decisions are `None` if the counters do not change in one step: then they can be predicted from the peeks.
     /// All is `None` if a counter cannot be reached.
-    pub(crate) async fn dry_run(
+    pub async fn dry_run(
         &self,
         checks: &Checks<'_>,
         refusal: Refusal,
@@ -325,7 +331,7 @@ fn by_counters(outcomes: RemoteOutcomes) -> Option<SmallVec<[OperationOutcome; 1
 }
 
 /// The decisions of these outcomes, as those of one check set.
-pub(crate) fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
+pub fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
     let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
     RemoteDecisions {
         decisions: Decisions::new(rounds::decisions(outcomes), charged),

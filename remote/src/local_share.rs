@@ -3,14 +3,18 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use tollgate_counter::{algorithm::{Counter, Decision, Limit, Operation}, descriptor::Key, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Counter, Decision, Limit, Operation},
+    descriptor::Key,
+    time::Timestamp,
+};
 use tollgate_rules::OnOwnerUnavailable;
 use tollgate_store::{Check, Checks, CounterOperation, Lead, Memory, MemoryReservation, OnFull, OnRefusal};
 
 use crate::{CounterCheck, DecidedBy, RemoteOutcome};
 
 /// Local shares may take one of this many parts of the memory for counters.
-pub(crate) const MEMORY_DIVISOR: u64 = 8;
+pub const MEMORY_DIVISOR: u64 = 8;
 /// The memory for counters of a default local share, in bytes.
 const MEMORY_LIMIT: u64 = 128 * 1024 * 1024;
 /// Slots of the table of local shares, which has no concurrent users.
@@ -241,7 +245,7 @@ impl LocalShare {
         self.full += 1;
         if self.full_again_at <= now {
             self.full_again_at = now.after(FULL_PAUSE);
-            #[cfg(feature = "watch")]
+            #[cfg(feature = "log")]
             tracing::warn!(
                 keys = self.admitted.len(),
                 charges = self.full,
@@ -275,7 +279,10 @@ impl LocalShare {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tollgate_counter::{algorithm::{Excess, FixedWindow, Window}, time::SECOND};
+    use tollgate_counter::{
+        algorithm::{Excess, FixedWindow, Window},
+        time::SECOND,
+    };
 
     use crate::ForwardPolicy;
 

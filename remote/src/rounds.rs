@@ -5,7 +5,10 @@
 use std::collections::HashMap;
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::{Decision, Operation}, descriptor::Key};
+use tollgate_counter::{
+    algorithm::{Decision, Operation},
+    descriptor::Key,
+};
 use tollgate_store::{Check, CounterOperation, OnRefusal, OperationOutcome};
 
 use crate::{DecidedBy, RemoteOutcome, RemoteOutcomes};
@@ -183,7 +186,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use tollgate_counter::{algorithm::{Verdict, laws::any_limit}, time::{SECOND, Timestamp}};
+    use tollgate_counter::{
+        algorithm::{Verdict, laws::any_limit},
+        time::{SECOND, Timestamp},
+    };
     use tollgate_store::{Checks, Memory, OnFull};
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);

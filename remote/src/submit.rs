@@ -10,7 +10,11 @@ use std::{
 use tollgate_counter::{algorithm::Limit, descriptor::Key};
 use tollgate_store::{Check, Refusal};
 
-use crate::{bounds::OpenChecks, check::{CounterCheck, CounterChecks, RemoteOutcome, RemoteOutcomes}, local_share::{LocalShare, LocalShareBasis}};
+use crate::{
+    bounds::OpenChecks,
+    check::{CounterCheck, CounterChecks, RemoteOutcome, RemoteOutcomes},
+    local_share::{LocalShare, LocalShareBasis},
+};
 
 /// For so long what a call has left behind is taken back, while its counter cannot be reached.
 pub const LATE_MAX: Duration = Duration::from_secs(30);

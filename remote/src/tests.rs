@@ -10,7 +10,10 @@ use std::{
 };
 
 use super::*;
-use tollgate_counter::{algorithm::{Excess, FixedWindow, Operation, Span, Window}, time::{SECOND, Timestamp}};
+use tollgate_counter::{
+    algorithm::{Excess, FixedWindow, Operation, Span, Window},
+    time::{SECOND, Timestamp},
+};
 use tollgate_rules::OnOwnerUnavailable;
 use tollgate_store::{CheckRole, Memory, OnFull};
 

@@ -10,7 +10,10 @@ use arc_swap::{ArcSwap, Guard};
 use tokio::sync::Notify;
 use tollgate_counter::{descriptor::Secret, time::Timestamp};
 
-use crate::{KeyedRules, Problems, RuleStatsRegistry, Rules, stats_registry::{AllStats, NextStats}};
+use crate::{
+    KeyedRules, Problems, RuleStatsRegistry, Rules,
+    stats_registry::{AllStats, NextStats},
+};
 
 /// The active rules and the secret of their keys. Every request reads both as one; a reload replaces the rules as a
 /// whole and keeps the secret, and another secret keeps the rules. There are no rules until the first valid set, and
@@ -116,7 +119,7 @@ impl ActiveRules {
 
     /// A number that changes once rules or secret have been replaced.
     #[inline]
-    pub(crate) fn version(&self) -> u64 {
+    pub fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 

@@ -4,7 +4,15 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::{DESCRIPTORS_MAX, Problem, Problems, RuleInput, Rules, Trial, contents::{Contents, Documents, Unknown, hash_of}, diagnostics::{Diagnostics, Location, RuleOrigin}, domain_draft::DomainDraft, file::DocumentDraft, overlay::Overlay, yaml::{self, quote}};
+use crate::{
+    DESCRIPTORS_MAX, Problem, Problems, RuleInput, Rules, Trial,
+    contents::{Contents, Documents, Unknown, hash_of},
+    diagnostics::{Diagnostics, Location, RuleOrigin},
+    domain_draft::DomainDraft,
+    file::DocumentDraft,
+    overlay::Overlay,
+    yaml::{self, quote},
+};
 
 mod document_compiler;
 

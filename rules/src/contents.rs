@@ -4,7 +4,11 @@ use std::{hash::Hasher, sync::Arc};
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
-use crate::{Problems, diagnostics::RuleOrigin, yaml::{self, YamlStream}};
+use crate::{
+    Problems,
+    diagnostics::RuleOrigin,
+    yaml::{self, YamlStream},
+};
 
 /// Reads the documents of a source from its path and its content.
 pub type ReadDocuments = for<'t> fn(&str, &'t [u8]) -> Documents<'t>;

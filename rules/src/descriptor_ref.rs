@@ -1,6 +1,10 @@
 //! The descriptors of a domain as a tree, for programs that compare or list rules.
 
-use crate::{Domain, Location, MatchKind, Network, Rule, pattern::Pattern, prefix_tree::{TreeLevel, TreeNode}};
+use crate::{
+    Domain, Location, MatchKind, Network, Rule,
+    pattern::Pattern,
+    prefix_tree::{TreeLevel, TreeNode},
+};
 
 /// A descriptor of a rule file.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
 
-use crate::{DenialBody, Domain, Location, OnDenied, Rule, diagnostics::Diagnostics, overlay::Overlay, prefix_tree::TreeLevel, reader::Located};
+use crate::{
+    DenialBody, Domain, Location, OnDenied, Rule, diagnostics::Diagnostics, overlay::Overlay,
+    prefix_tree::TreeLevel, reader::Located,
+};
 
 /// A domain under construction.
 pub(super) struct DomainDraft {

@@ -2,7 +2,17 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::{DenialBody, OnDenied, denial_body::denial_body, diagnostics::Diagnostics, group::{GroupedKey, NetworkGroup}, keys::KeySection, network_keys, prefix_tree::MatchKind, reader::{Located, MappingFields, required}, yaml::{Mark, YamlNode, YamlValue}};
+use crate::{
+    DenialBody, OnDenied,
+    denial_body::denial_body,
+    diagnostics::Diagnostics,
+    group::{GroupedKey, NetworkGroup},
+    keys::KeySection,
+    network_keys,
+    prefix_tree::MatchKind,
+    reader::{Located, MappingFields, required},
+    yaml::{Mark, YamlNode, YamlValue},
+};
 
 mod rate_limit;
 

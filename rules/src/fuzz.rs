@@ -2,9 +2,15 @@
 
 use std::{slice, sync::Arc, time::Duration};
 
-use tollgate_counter::{algorithm::{Limit, Operation}, descriptor::{Entry, Secret}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Limit, Operation},
+    descriptor::{Entry, Secret},
+    time::Timestamp,
+};
 
-use crate::{Allowance, DenialBody, DenialValues, KeyedDomain, KeyedRules, Rule, RuleInput, Unit, compile, yaml};
+use crate::{
+    Allowance, DenialBody, DenialValues, KeyedDomain, KeyedRules, Rule, RuleInput, Unit, compile, yaml,
+};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 

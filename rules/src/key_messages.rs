@@ -1,6 +1,9 @@
 //! Messages about keys and names that a rule file has in the wrong place or misspelt.
 
-use crate::{keys::{KEYS, KeySection}, yaml::quote};
+use crate::{
+    keys::{KEYS, KeySection},
+    yaml::quote,
+};
 
 /// The message for a key that is not allowed in `section`.
 pub(crate) fn misplaced_key(name: &str, section: KeySection) -> String {

@@ -10,9 +10,17 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::Limit, descriptor::{self, Entry, Key, KeyText, PrefixHash, Secret}, printable};
+use tollgate_counter::{
+    algorithm::Limit,
+    descriptor::{self, Entry, Key, KeyText, PrefixHash, Secret},
+    printable,
+};
 
-use crate::{Allowance, Domain, LevelTrace, MatchKind, Network, NetworkGroup, Rule, Rules, prefix_tree::{self, MatchedNode, Steps}, trace};
+use crate::{
+    Allowance, Domain, LevelTrace, MatchKind, Network, NetworkGroup, Rule, Rules,
+    prefix_tree::{self, MatchedNode, Steps},
+    trace,
+};
 
 /// A set of rules and the secret under which the keys of its counters are hashed. Neither changes: a reload or another
 /// secret makes a new value.

@@ -11,6 +11,8 @@ mod descriptor_ref;
 mod diagnostics;
 mod domain_draft;
 mod file;
+#[cfg(feature = "watch")]
+pub mod file_watch;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
 mod group;
@@ -36,6 +38,7 @@ mod stats;
 mod stats_registry;
 mod trace;
 mod unit;
+pub mod yaml;
 
 pub use active_rules::{ActiveRules, LoadError, RulesStatus};
 #[cfg(feature = "watch")]
@@ -54,7 +57,7 @@ pub use network::{Network, NetworkError, address};
 pub use overlay::Overlay;
 pub use prefix_tree::MatchKind;
 pub use prefix_tree::composite;
-pub use quotas::{Quota, QuotaTerms};
+pub use quotas::Quota;
 pub use rule::{Allowance, DisplayedLimit, ForwardPolicy, OnDenied, OnOwnerUnavailable, Rule, RuleOptions};
 pub use rule_set::{DESCRIPTORS_MAX, Domain, Rules, Trial, TrialNumbers};
 pub use schema::json_schema;

@@ -2,10 +2,17 @@
 
 use std::sync::Arc;
 
-use tracing::{error, info, warn};
 use tollgate_counter::time::Clock;
+use tracing::{error, info, warn};
 
-use crate::{ActiveRules, Problem, Problems, active_rules::{PreparedRules, ReplacedRules}, background::{BackgroundPriority, run_in_background, spawn}, compile::compile_all, contents::Contents, overlay::Overlay};
+use crate::{
+    ActiveRules, Problem, Problems,
+    active_rules::{PreparedRules, ReplacedRules},
+    background::{BackgroundPriority, run_in_background, spawn},
+    compile::compile_all,
+    contents::Contents,
+    overlay::Overlay,
+};
 
 /// The number of checks, and the pause between them, whether replaced rules are still in use. The product is longer
 /// than any request that asks another replica.

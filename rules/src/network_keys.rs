@@ -1,6 +1,14 @@
 //! The keys of a descriptor that are about networks: `match` and `group`.
 
-use crate::{diagnostics::Diagnostics, group::NetworkGroup, keys::KeySection, network::{Network, NetworkError}, prefix_tree::MatchKind, reader::{Located, MappingFields}, yaml::quote};
+use crate::{
+    diagnostics::Diagnostics,
+    group::NetworkGroup,
+    keys::KeySection,
+    network::{Network, NetworkError},
+    prefix_tree::MatchKind,
+    reader::{Located, MappingFields},
+    yaml::quote,
+};
 
 /// The values of `match`.
 pub(crate) const MATCH: [(&str, MatchBy); 1] = [("cidr", MatchBy::Network)];

@@ -8,7 +8,10 @@ use std::net::IpAddr;
 use rustc_hash::FxHashMap;
 use tollgate_counter::descriptor::Entry;
 
-use crate::{network::{self, Network}, pattern::Found};
+use crate::{
+    network::{self, Network},
+    pattern::Found,
+};
 
 /// Networks with their numbers, by the keys of entries.
 #[derive(Debug, Default)]

@@ -3,7 +3,18 @@
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value as Json};
 
-use crate::{DenialBody, Location, OnDenied, Problems, RuleOrigin, denial_body::denial_body, diagnostics::Diagnostics, file::{RateLimitDraft, metadata, on_denied}, group::NetworkGroup, keys::KeySection, network_keys, pattern::Pattern, reader::{Located, MappingFields, required}, yaml::{self, YamlNode, YamlValue}};
+use crate::{
+    DenialBody, Location, OnDenied, Problems, RuleOrigin,
+    denial_body::denial_body,
+    diagnostics::Diagnostics,
+    file::{RateLimitDraft, metadata, on_denied},
+    group::NetworkGroup,
+    keys::KeySection,
+    network_keys,
+    pattern::Pattern,
+    reader::{Located, MappingFields, required},
+    yaml::{self, YamlNode, YamlValue},
+};
 
 /// Keys of `rate_limit` that are the control plane's.
 const OF_CONTROL_PLANE: [&str; 7] =

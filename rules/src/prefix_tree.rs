@@ -9,7 +9,13 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
 use tollgate_counter::descriptor::Entry;
 
-use crate::{diagnostics::Location, group::NetworkGroup, network::Network, network_table::NetworkTable, pattern::{Pattern, Patterns}};
+use crate::{
+    diagnostics::Location,
+    group::NetworkGroup,
+    network::Network,
+    network_table::NetworkTable,
+    pattern::{Pattern, Patterns},
+};
 
 /// The size of the buffer on the stack for `key_value`; longer texts are allocated.
 const INLINE_BYTES: usize = 256;
@@ -163,7 +169,7 @@ impl TreeLevel {
     }
 
     /// Reserves capacity for `more` nodes.
-    pub(crate) fn reserve(&mut self, more: usize) {
+    pub fn reserve(&mut self, more: usize) {
         self.nodes.reserve_exact(more);
         self.by_text.reserve(more);
     }

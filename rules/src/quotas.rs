@@ -3,9 +3,17 @@
 use std::{fmt, num::NonZeroU32};
 
 use serde::{Deserialize, Serialize};
+use tollgate_counter::algorithm::QuotaTerms;
 use tollgate_counter::{algorithm::Limit, descriptor::Entry};
 
-use crate::{diagnostics::Diagnostics, keys::KeySection, pattern::Pattern, prefix_tree::composite, reader::{Located, MappingFields, required}, yaml::quote};
+use crate::{
+    diagnostics::Diagnostics,
+    keys::KeySection,
+    pattern::Pattern,
+    prefix_tree::composite,
+    reader::{Located, MappingFields, required},
+    yaml::quote,
+};
 
 /// The most items of `quotas` of a rule.
 const QUOTAS_MAX: usize = 256;
@@ -13,15 +21,6 @@ const QUOTAS_MAX: usize = 256;
 const WEIGHT_MAX: u64 = 1_000;
 /// The greatest floor: what Envoy takes.
 const FLOOR_MAX: u64 = u32::MAX as u64;
-
-/// The part of a limit to which a bucket is entitled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QuotaTerms {
-    /// The weight of its demand if the limit is below the sum of demands.
-    pub weight: NonZeroU32,
-    /// Hits a second of a rate, or hits of a budget, that it may let pass whatever the demand of others is.
-    pub floor: u64,
-}
 
 /// The terms of the buckets with a pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,12 +35,6 @@ pub struct Quota {
 /// A descriptor whose values share a counter.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedKey(Option<Pattern>);
-
-impl Default for QuotaTerms {
-    fn default() -> Self {
-        Self { weight: NonZeroU32::MIN, floor: 0 }
-    }
-}
 
 impl Quota {
     /// The terms of a bucket, by the first item that has a pair of it.

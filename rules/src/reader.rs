@@ -1,6 +1,11 @@
 //! Typed access to mappings with known keys.
 
-use crate::{diagnostics::Diagnostics, key_messages, keys::{self, KeySection, RuleKey, Takes}, yaml::{Mark, Resolved, YamlNode, YamlPair, YamlValue, quote}};
+use crate::{
+    diagnostics::Diagnostics,
+    key_messages,
+    keys::{self, KeySection, RuleKey, Takes},
+    yaml::{Mark, Resolved, YamlNode, YamlPair, YamlValue, quote},
+};
 
 /// A value and its position.
 #[derive(Clone, Debug, PartialEq)]

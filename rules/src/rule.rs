@@ -3,7 +3,11 @@
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
-use tollgate_counter::{algorithm::{Admission, Limit, QuotaTerms}, descriptor::Entry, named};
+use tollgate_counter::{
+    algorithm::{Admission, Limit, QuotaTerms},
+    descriptor::Entry,
+    named,
+};
 
 use crate::{DenialBody, GroupedKey, Location, Quota, RuleStats, StatsHandle, Unit};
 

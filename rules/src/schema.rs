@@ -7,7 +7,16 @@
 use serde_json::{Map, Value as Json, json};
 use tollgate_counter::algorithm::AlgorithmName;
 
-use crate::{OnOwnerUnavailable, Unit, denial_body::FORMATS, file::{CalendarDraft, ON_DENIED}, keys::{AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, KeySection, NOT_IN_CANDIDATE, REQUIRED, REQUIRED_IN_PENALTY, RuleKey, Takes, amounts, periods}, network_keys::MATCH};
+use crate::{
+    OnOwnerUnavailable, Unit,
+    denial_body::FORMATS,
+    file::{CalendarDraft, ON_DENIED},
+    keys::{
+        AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, KeySection, NOT_IN_CANDIDATE, REQUIRED,
+        REQUIRED_IN_PENALTY, RuleKey, Takes, amounts, periods,
+    },
+    network_keys::MATCH,
+};
 
 /// The sections of rule files that others refer to, with their names in the schema.
 const DEFINITIONS: [(KeySection, &str); 8] = [

@@ -5,7 +5,10 @@ use std::sync::{Arc, PoisonError};
 use arc_swap::ArcSwap;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use crate::{Rules, stats::{DecisionTotals, RuleStats}};
+use crate::{
+    Rules,
+    stats::{DecisionTotals, RuleStats},
+};
 
 /// The stats of all active rules.
 #[derive(Debug)]

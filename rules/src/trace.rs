@@ -2,7 +2,11 @@
 
 use tollgate_counter::descriptor::{self, Entry};
 
-use crate::{Location, network, pattern::Pattern, prefix_tree::{MatchKind, MatchedNode, TreeLevel, TreeNode}};
+use crate::{
+    Location, network,
+    pattern::Pattern,
+    prefix_tree::{MatchKind, MatchedNode, TreeLevel, TreeNode},
+};
 
 /// The maximum number of nodes listed for a level in addition to the chosen one.
 pub const NODES_MAX: usize = 10;

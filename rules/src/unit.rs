@@ -1,6 +1,9 @@
 //! Units of time as rule files name them.
 
-use tollgate_counter::{algorithm::{Span, Window}, named};
+use tollgate_counter::{
+    algorithm::{Span, Window},
+    named,
+};
 
 named! {
     /// A unit of time, with its name in rule files. All windows are aligned to the Unix epoch: weeks begin on Thursday, a

@@ -6,7 +6,13 @@ use smallvec::{SmallVec, smallvec};
 use tollgate_counter::{descriptor::Key, time::Timestamp};
 use tollgate_store::Expired;
 
-use crate::{clocks::Instants, counters::{BatchCounter, BatchCounters, EntryState}, known::{Known, KnownValues}, part::{BatchPart, PartOutcomes}, script::{ClaimTerms, KeyGroup, KeyGroupReply, ValueChange}};
+use crate::{
+    clocks::Instants,
+    counters::{BatchCounter, BatchCounters, EntryState},
+    known::{Known, KnownValues},
+    part::{BatchPart, PartOutcomes},
+    script::{ClaimTerms, KeyGroup, KeyGroupReply, ValueChange},
+};
 
 /// The most keys. A script of so many keys takes the server about half a millisecond.
 const KEYS_MAX: usize = 256;

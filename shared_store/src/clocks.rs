@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
-use tollgate_counter::{packed_counter::Now, time::{Clock, Stopwatch, Timestamp}};
+use tollgate_counter::{
+    packed_counter::Now,
+    time::{Clock, Stopwatch, Timestamp},
+};
 use tollgate_remote::lock;
 
 /// The offset is the largest of this span and the one before, so that a local clock that runs too fast does not carry

@@ -10,7 +10,14 @@ use redis::{
 use tokio_rustls::TlsConnector;
 use tollgate_counter::files;
 
-use crate::{dial::tls_connector, failure::within, node::{ServerConnection, Subscription}, passwords::Passwords, sentinel, settings::{SharedStoreSettings, StoreMode}};
+use crate::{
+    dial::tls_connector,
+    failure::within,
+    node::{ServerConnection, Subscription},
+    passwords::Passwords,
+    sentinel,
+    settings::{SharedStoreSettings, StoreMode},
+};
 
 /// How often the client of a cluster follows a redirection, or tries a node again, for one command.
 const CLUSTER_RETRIES: u32 = 3;

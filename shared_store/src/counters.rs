@@ -7,9 +7,17 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use tollgate_counter::{descriptor::Key, time::Timestamp};
 use tollgate_remote::{CounterCheck, SubmissionMode};
-use tollgate_store::{Checks, CounterOperation, Decisions, Exhausted, Expired, HeldCounter, HoldTerms, OperationOutcome, Refusal, Reserve, Room, decide_set};
+use tollgate_store::{
+    Checks, CounterOperation, Decisions, Exhausted, Expired, HeldCounter, HoldTerms, OperationOutcome,
+    Refusal, Reserve, Room, decide_set,
+};
 
-use crate::{clocks::Instants, known::{Known, KnownValues}, part::{BatchPart, PartOutcomes}, value::encode};
+use crate::{
+    clocks::Instants,
+    known::{Known, KnownValues},
+    part::{BatchPart, PartOutcomes},
+    value::encode,
+};
 
 /// How long a value outlives its counter, in milliseconds. It covers the difference between the clocks of replicas and
 /// servers: no value is gone before its counter is idle by the clock of each replica.
@@ -125,9 +133,10 @@ impl BatchCounters {
         }
         let mut counters: SmallVec<[HeldCounter; 2]> =
             numbers.iter().map(|number| std::mem::take(&mut self.entries[*number].state.counter)).collect();
-        let reserved = tollgate_store::reserve(&each, &mut counters, self.instants.server, Room::OF_VALUE, |each| {
-            refusal.is_refused(each)
-        });
+        let reserved =
+            tollgate_store::reserve(&each, &mut counters, self.instants.server, Room::OF_VALUE, |each| {
+                refusal.is_refused(each)
+            });
         let is_changed = reserved.as_ref().is_ok_and(|reserved| reserved.is_held);
         for (number, counter) in numbers.into_iter().zip(counters) {
             let state = &mut self.entries[number].state;

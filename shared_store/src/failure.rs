@@ -10,8 +10,8 @@ use std::{
 };
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
-use tracing::{info, warn};
 use tollgate_remote::lock;
+use tracing::{info, warn};
 
 /// Why a batch has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

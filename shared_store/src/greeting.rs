@@ -11,12 +11,20 @@ use std::{
 
 use redis::{Cmd, RedisResult, Value};
 use tokio::sync::SetOnce;
-use tracing::warn;
 use tollgate_counter::{descriptor::Secret, lock::Lock, time::Timestamp};
 use tollgate_remote::LocalShare;
 use tollgate_rules::ActiveRules;
+use tracing::warn;
 
-use crate::{clocks::Clocks, connection::StoreConnection, failure::{BatchFailure, unexpected, within}, link::Link, script, settings::SharedStoreSettings, stats::SharedStoreCounters};
+use crate::{
+    clocks::Clocks,
+    connection::StoreConnection,
+    failure::{BatchFailure, unexpected, within},
+    link::Link,
+    script,
+    settings::SharedStoreSettings,
+    stats::SharedStoreCounters,
+};
 
 /// How often a replica greets the store.
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -3,10 +3,22 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use tollgate_counter::{algorithm::{Admission, Decision, Operation}, descriptor::Key, resilience::{BreakerState, CircuitBreaker}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Admission, Decision, Operation},
+    descriptor::Key,
+    resilience::{BreakerState, CircuitBreaker},
+    time::Timestamp,
+};
 use tollgate_store::{Check, OperationOutcome};
 
-use crate::{batch::{BatchStats, SettledBatch, StoreBatch}, clocks::Instants, failure::BatchFailure, known::KnownValues, part::{BatchPart, PartOutcomes}, script::{ClaimTerms, KeyGroupReply}};
+use crate::{
+    batch::{BatchStats, SettledBatch, StoreBatch},
+    clocks::Instants,
+    failure::BatchFailure,
+    known::KnownValues,
+    part::{BatchPart, PartOutcomes},
+    script::{ClaimTerms, KeyGroupReply},
+};
 
 /// A counter is refused without a request to the store for this long after its last answer.
 const REFUSAL_MAX: Duration = Duration::from_secs(1);

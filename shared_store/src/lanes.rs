@@ -13,7 +13,19 @@ use tollgate_counter::{descriptor::Key, metrics::Histogram, resilience::BreakerS
 use tollgate_remote::{CounterChecks, LATE_MAX, MEMORY_DIVISOR, SubmissionMode, lock};
 use tollgate_store::{Check, CounterOperation, HoldOutcome, OperationOutcome};
 
-use crate::{batch::{BatchStats, StoreBatch}, clocks::Clocks, connection::StoreConnection, failure::{BatchFailure, LastFailure, unexpected, within}, keyspace::Keyspace, lane::{Lane, LaneAnswers, LaneStep}, link::Link, part::{BatchPart, PartOutcomes}, script::{self, KeyGroup, SCRIPT, SOURCE}, settings::SharedStoreSettings, stats::{ROUND_TRIP_BOUNDS, SharedStoreCounters}};
+use crate::{
+    batch::{BatchStats, StoreBatch},
+    clocks::Clocks,
+    connection::StoreConnection,
+    failure::{BatchFailure, LastFailure, unexpected, within},
+    keyspace::Keyspace,
+    lane::{Lane, LaneAnswers, LaneStep},
+    link::Link,
+    part::{BatchPart, PartOutcomes},
+    script::{self, KeyGroup, SCRIPT, SOURCE},
+    settings::SharedStoreSettings,
+    stats::{ROUND_TRIP_BOUNDS, SharedStoreCounters},
+};
 
 /// The lanes, and the links that their batches take.
 #[derive(Debug)]

@@ -11,7 +11,10 @@ use std::{
 
 use tokio::{sync::watch, task::JoinSet};
 use tollgate_counter::{lock::Lock, time::Clock};
-use tollgate_remote::{CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, RemoteExtent, RemoteOutcome, RemoteOutcomes, Submission, Submit};
+use tollgate_remote::{
+    CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, RemoteExtent, RemoteOutcome,
+    RemoteOutcomes, Submission, Submit,
+};
 use tollgate_rules::ActiveRules;
 use tollgate_store::{Check, CounterOperation};
 
@@ -219,7 +222,9 @@ impl Submit for SharedStore {
         let part = BatchPart::new(checks.into(), mode, store.lanes.deadline(within), open);
         match part.mode {
             _ if is_one_step => Some(Box::pin(async move { store.apply(part).await })),
-            tollgate_remote::SubmissionMode::Each => Some(Box::pin(async move { store.apply_by_lane(part).await })),
+            tollgate_remote::SubmissionMode::Each => {
+                Some(Box::pin(async move { store.apply_by_lane(part).await }))
+            }
             tollgate_remote::SubmissionMode::Call(_)
             | tollgate_remote::SubmissionMode::DryRun(_)
             | tollgate_remote::SubmissionMode::Reserve(_) => None,

@@ -4,10 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use redis::RedisResult;
 use tokio::sync::{Notify, watch};
-use tracing::{info, warn};
 use tollgate_counter::resilience::Backoff;
+use tracing::{info, warn};
 
-use crate::{connection::StoreConnection, failure::within, passwords::Passwords, settings::SharedStoreSettings};
+use crate::{
+    connection::StoreConnection, failure::within, passwords::Passwords, settings::SharedStoreSettings,
+};
 
 /// The delays between attempts to connect.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));

@@ -12,7 +12,11 @@ use redis::{
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
-use crate::{bounded_stream::{BoundedStream, ReadBudget}, dial::dial, failure::within};
+use crate::{
+    bounded_stream::{BoundedStream, ReadBudget},
+    dial::dial,
+    failure::within,
+};
 
 /// What may arrive without a question, in bytes.
 const UNASKED_BYTES_MAX: usize = 64 * 1024;

@@ -7,9 +7,9 @@ use std::{
 };
 
 use tokio::sync::watch;
-use tracing::{error, info};
 use tollgate_counter::files;
 use tollgate_rules::file_watch::{FileWatch, WatchedFiles, fingerprint, read_blocking};
+use tracing::{error, info};
 
 /// The most bytes of a file with a password.
 const BYTES_MAX: u64 = 64 * 1024;

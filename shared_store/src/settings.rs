@@ -107,7 +107,7 @@ impl SharedStoreSettings {
     }
 
     /// Whether a store can be connected to with these settings.
-    pub(crate) fn validate(&self) -> Result<(), ConnectError> {
+    pub fn validate(&self) -> Result<(), ConnectError> {
         if self.urls.is_empty() {
             return Err(ConnectError::NoUrl);
         }

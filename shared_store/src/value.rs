@@ -82,7 +82,11 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use tollgate_counter::{algorithm::{Limit, Operation, laws::every_limit}, packed_counter::Now, time::SECOND};
+    use tollgate_counter::{
+        algorithm::{Limit, Operation, laws::every_limit},
+        packed_counter::Now,
+        time::SECOND,
+    };
     use tollgate_store::{CounterOperation, HoldId, HoldOutcome, HoldTerms, OnExpiry, Room, UnknownId};
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);

@@ -122,7 +122,7 @@ fn change(counter: &AtomicUsize, before: usize, after: usize) {
 
 /// Bytes outside of tables, used until this is dropped. Without a budget they are not counted.
 #[derive(Debug, Default)]
-pub(crate) struct MemoryReservation {
+pub struct MemoryReservation {
     budget: Option<Arc<Budget>>,
     bytes: usize,
 }
@@ -133,7 +133,7 @@ impl MemoryReservation {
     }
 
     /// Sets the number of bytes.
-    pub(crate) fn set(&mut self, bytes: usize) {
+    pub fn set(&mut self, bytes: usize) {
         if let Some(budget) = &self.budget {
             budget.change(self.bytes, bytes);
             change(&budget.outside_tables, self.bytes, bytes);

@@ -1,6 +1,9 @@
 //! Checks of counters.
 
-use tollgate_counter::{algorithm::{Limit, Operation}, descriptor::Key};
+use tollgate_counter::{
+    algorithm::{Limit, Operation},
+    descriptor::Key,
+};
 
 /// A check of one counter.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +20,7 @@ pub struct Check<'a> {
 
 impl Check<'_> {
     /// The hits of its charge.
-    pub(crate) fn hits(&self) -> u64 {
+    pub fn hits(&self) -> u64 {
         match self.operation {
             Operation::Charge(hits) => hits,
             Operation::Peek | Operation::Refund(_) => 0,
@@ -25,7 +28,7 @@ impl Check<'_> {
     }
 
     /// The hits of its refund.
-    pub(crate) fn refunded(&self) -> u64 {
+    pub fn refunded(&self) -> u64 {
         match self.operation {
             Operation::Refund(hits) => hits,
             Operation::Peek | Operation::Charge(_) => 0,

@@ -7,7 +7,7 @@ use crate::{Check, Decisions, OnRefusal, operation::CounterOperation};
 
 /// Decides the checks of one call in order, and takes charges back if the call is refused. `each` applies an operation to
 /// the counter of the check at an index, and returns whether the counter is stored.
-pub(crate) fn decide_set(
+pub fn decide_set(
     checks: &[Check<'_>],
     refused: impl FnOnce(&[Decision]) -> bool,
     mut each: impl FnMut(usize, &CounterOperation) -> (Decision, bool),

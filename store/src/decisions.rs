@@ -49,7 +49,7 @@ pub struct Reserved {
 
 impl Decisions {
     /// Decisions, with the hits that each has charged.
-    pub(crate) fn new(each: SmallVec<[Decision; 2]>, charged: SmallVec<[u64; 2]>) -> Self {
+    pub fn new(each: SmallVec<[Decision; 2]>, charged: SmallVec<[u64; 2]>) -> Self {
         Self { each, charged }
     }
 

@@ -2,33 +2,38 @@
 
 use std::borrow::Cow;
 
-#[cfg(feature = "redis")]
 use tollgate_counter::packed_counter::Decoded;
 
 use crate::holds::DecodedHolds;
-use tollgate_counter::{algorithm::{Counter, Decision, Limit, Operation}, packed_counter::{Now, PackedCounter}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Counter, Decision, Limit, Operation},
+    packed_counter::{Now, PackedCounter},
+    time::Timestamp,
+};
 
-use crate::{HOLDS_MAX, HoldId, Settled, holds::{Expired, Holds}};
+use crate::{
+    HOLDS_MAX, HoldId, Settled,
+    holds::{Expired, Holds},
+};
 
 mod draft;
 mod growth;
 mod interpreter;
 
-pub(crate) use draft::{Exhausted, ReservationDraft, Reserve, reserve};
+pub use draft::{Exhausted, ReservationDraft, Reserve, reserve};
 pub(super) use growth::TakenBack;
 
 /// A counter, if it is not idle, and its holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct HeldCounter {
+pub struct HeldCounter {
     packed: Option<PackedCounter>,
     // Invariant: not empty.
     holds: Option<Box<Holds>>,
 }
 
 /// The result of decoding a counter with its holds.
-#[cfg(feature = "redis")]
 #[derive(Debug)]
-pub(crate) enum DecodedHeldCounter {
+pub enum DecodedHeldCounter {
     Counter(HeldCounter),
     /// A part of it is unknown to this version.
     Unknown,
@@ -37,7 +42,7 @@ pub(crate) enum DecodedHeldCounter {
 
 /// The room for more holds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub struct Room {
     /// The bytes that they may take.
     pub(crate) bytes: usize,
     /// The ids of requests that a counter may retain.
@@ -46,7 +51,7 @@ pub(crate) struct Room {
 
 impl Room {
     /// In a store that sends the whole value of a counter with each change: no bound but that of each counter.
-    pub(crate) const OF_VALUE: Self = Self { bytes: usize::MAX, request_ids: 4_096 };
+    pub const OF_VALUE: Self = Self { bytes: usize::MAX, request_ids: 4_096 };
     /// No room.
     pub(crate) const NONE: Self = Self { bytes: 0, request_ids: 0 };
     /// The ids of requests that a counter in memory may retain. All of them are looked at for each backup.
@@ -83,7 +88,7 @@ impl HeldCounter {
     }
 
     /// The penalties in the record.
-    pub(crate) fn penalties(&self) -> u32 {
+    pub fn penalties(&self) -> u32 {
         self.packed.as_ref().map_or(0, PackedCounter::penalties)
     }
 
@@ -98,7 +103,7 @@ impl HeldCounter {
     }
 
     /// The bytes on the heap.
-    pub(crate) fn heap_bytes(&self) -> usize {
+    pub fn heap_bytes(&self) -> usize {
         self.packed_heap_bytes() + self.holds().map_or(0, Holds::bytes)
     }
 
@@ -108,7 +113,7 @@ impl HeldCounter {
     }
 
     /// Ends holds that have expired, and returns whether that changed the counter.
-    pub(crate) fn expire(&mut self, limit: &Limit, now: Now) -> (bool, Expired) {
+    pub fn expire(&mut self, limit: &Limit, now: Now) -> (bool, Expired) {
         let mut expired = Expired::default();
         let Self { packed, holds: Some(holds) } = self else {
             return Default::default();
@@ -138,7 +143,7 @@ impl HeldCounter {
     }
 
     /// Applies `decide` to the counter and its limit. The holds observe the change.
-    pub(crate) fn update(
+    pub fn update(
         &mut self,
         limit: &Limit,
         now: Now,
@@ -248,10 +253,9 @@ impl HeldCounter {
 }
 
 /// For a store that keeps both as one value.
-#[cfg(feature = "redis")]
 impl HeldCounter {
     /// Decodes a counter from its tag and fields, and its holds.
-    pub(crate) fn read(counter: Option<(u8, &[u8])>, holds: Option<&[u8]>) -> DecodedHeldCounter {
+    pub fn read(counter: Option<(u8, &[u8])>, holds: Option<&[u8]>) -> DecodedHeldCounter {
         // Ages since the epoch are absolute instants.
         let packed = match counter.map(|(tag, fields)| PackedCounter::read(tag, fields, Timestamp::EPOCH)) {
             None => None,
@@ -269,41 +273,41 @@ impl HeldCounter {
     }
 
     /// The tag and the encoded fields of the counter, if there is one.
-    pub(crate) fn write_counter(&self) -> Option<(u8, Vec<u8>)> {
+    pub fn write_counter(&self) -> Option<(u8, Vec<u8>)> {
         let mut fields = Vec::new();
         let tag = self.packed.as_ref()?.write(Timestamp::EPOCH, &mut fields);
         Some((tag, fields))
     }
 
     /// The encoded holds, if there are any.
-    pub(crate) fn write_holds(&self) -> Option<Vec<u8>> {
+    pub fn write_holds(&self) -> Option<Vec<u8>> {
         self.holds().map(|holds| holds.write(Timestamp::EPOCH))
     }
 
     /// How many ids of ended holds were forgotten because there were too many, since the last call.
-    pub(crate) fn take_ids_forgotten(&mut self) -> usize {
+    pub fn take_ids_forgotten(&mut self) -> usize {
         self.holds.as_mut().map_or(0, |holds| holds.take_forgotten_early())
     }
 
     /// Whether there is neither a counter nor a hold.
-    pub(crate) fn is_absent(&self) -> bool {
+    pub fn is_absent(&self) -> bool {
         self.packed.is_none() && self.holds.is_none()
     }
 
     /// The instant from which an absent counter answers the same.
-    pub(crate) fn idle_at(&self) -> Timestamp {
+    pub fn idle_at(&self) -> Timestamp {
         let counter = self.packed.as_ref().map(PackedCounter::idle_at);
         counter.max(self.holds().map(Holds::forgotten_at)).unwrap_or(Timestamp::EPOCH)
     }
 
     /// Drops what answers the same when it is absent.
-    pub(crate) fn forget_idle(&mut self, now: Timestamp) {
+    pub fn forget_idle(&mut self, now: Timestamp) {
         self.packed.take_if(|packed| packed.idle_at() <= now);
         self.forget_holds(now);
     }
 
     /// Whether a hold has expired and still weighs.
-    pub(crate) fn is_due(&self, now: Timestamp) -> bool {
+    pub fn is_due(&self, now: Timestamp) -> bool {
         self.holds().is_some_and(|holds| holds.is_due(now))
     }
 }

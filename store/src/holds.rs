@@ -3,9 +3,14 @@
 use std::{borrow::Cow, collections::BTreeMap};
 
 use serde::{Deserialize, Serialize};
-use tollgate_counter::{algorithm::{ChargePosition, Counter, Decision, HeldCharge, Limit, Operation}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{ChargePosition, Counter, Decision, HeldCharge, Limit, Operation},
+    time::Timestamp,
+};
 
-use crate::reservation::{HOLD_TTL_MAX, HoldId, HoldTerms, LISTED_HOLDS_MAX, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled};
+use crate::reservation::{
+    HOLD_TTL_MAX, HoldId, HoldTerms, LISTED_HOLDS_MAX, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,
+};
 
 mod changes;
 mod codec;
@@ -20,10 +25,10 @@ use changes::{HoldChanges, Uncompared};
 pub(super) use codec::DecodedHolds;
 pub(super) use copies::CounterCopy;
 use ended::{EndedHold, HoldAnswer};
-pub(crate) use hold::RETENTION;
+pub use hold::RETENTION;
 use hold::{Hold, HoldState};
 pub(super) use size::HoldSize;
-pub(crate) use size::id_bytes;
+pub use size::id_bytes;
 
 /// The ids of reservations that a counter retains, those of open holds included, before it forgets those that have
 /// ended: the oldest of the settled ones first.
@@ -39,9 +44,9 @@ pub(super) struct KnownAnswer {
 
 /// How many holds have expired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Expired {
-    pub(crate) released: usize,
-    pub(crate) charged: usize,
+pub struct Expired {
+    pub released: usize,
+    pub charged: usize,
 }
 
 impl std::ops::AddAssign for Expired {
@@ -135,7 +140,6 @@ impl Holds {
     }
 
     /// The instant from which none is retained.
-    #[cfg(feature = "redis")]
     pub(super) fn forgotten_at(&self) -> Timestamp {
         let each = self.each.iter().map(Hold::forgotten_at);
         let ended = self.ended.values().map(|ended| ended.forgotten_at);

@@ -1,6 +1,9 @@
 //! Decisions on a counter while some of its hits are leased to other replicas.
 
-use tollgate_counter::{algorithm::{Counter, Decision, Limit, Operation}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Counter, Decision, Limit, Operation},
+    time::Timestamp,
+};
 
 use crate::operation::CounterOperation;
 

@@ -4,6 +4,7 @@ mod budget;
 mod check;
 mod decide_set;
 mod decisions;
+pub mod divider;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
 mod held_counter;
@@ -13,7 +14,6 @@ mod lead;
 mod leased_decision;
 mod memory;
 mod operation;
-mod packed_counter;
 mod refusal;
 mod reservation;
 mod slot;
@@ -24,26 +24,21 @@ mod subscribers;
 mod table;
 
 pub use budget::BYTES_MIN;
-pub(crate) use budget::MemoryReservation;
+pub use budget::MemoryReservation;
 pub use check::{Check, OnFull, OnRefusal};
-#[cfg(feature = "redis")]
-pub(crate) use decide_set::decide_set;
+pub use decide_set::decide_set;
 pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision};
-#[cfg(feature = "redis")]
-pub(crate) use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Reserve, Room, reserve};
-#[cfg(feature = "redis")]
-pub(crate) use holds::Expired;
-pub(crate) use holds::{RETENTION as HOLD_RETENTION, id_bytes};
+pub use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Reserve, Room, reserve};
+pub use holds::Expired;
+pub use holds::{RETENTION as HOLD_RETENTION, id_bytes};
 pub use lead::Lead;
-pub(crate) use memory::each_hold_id;
+pub use memory::each_hold_id;
 pub use memory::{
     Admin, CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement,
     ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits,
 };
 pub use operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, UnknownId};
-#[cfg(feature = "redis")]
-pub(crate) use packed_counter::Now;
-pub(crate) use refusal::refuses;
+pub use refusal::refuses;
 pub use refusal::{CheckRole, Refusal};
 pub use reservation::{
     HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HOLDS_MAX, HoldId, HoldIdTooLong,

@@ -2,9 +2,20 @@
 
 use std::{slice, sync::atomic::Ordering, time::Duration};
 
-use tollgate_counter::{algorithm::{Decision, Limit, Operation, Receipt}, descriptor::Key, packed_counter::Now, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Decision, Limit, Operation, Receipt},
+    descriptor::Key,
+    packed_counter::Now,
+    time::Timestamp,
+};
 
-use crate::{Check, Checks, Decisions, OnFull, OnRefusal, SLOTS, SingleDecision, Slot, SlotData, decide_set::decide_set, held_counter::Room, lead::Lead, operation::{CounterOperation, OperationOutcome}};
+use crate::{
+    Check, Checks, Decisions, OnFull, OnRefusal, SLOTS, SingleDecision, Slot, SlotData,
+    decide_set::decide_set,
+    held_counter::Room,
+    lead::Lead,
+    operation::{CounterOperation, OperationOutcome},
+};
 
 mod admin;
 mod grants;
@@ -19,7 +30,7 @@ mod tables;
 pub use admin::{Admin, CounterState, DryRun, Replacement};
 pub use grants::{CounterView, Grants, Turn};
 pub use holds::ReserveError;
-pub(crate) use holds::each_hold_id;
+pub use holds::each_hold_id;
 pub use leases::{Leases, UsedHits};
 
 use locked::LockedSlots;

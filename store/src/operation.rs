@@ -4,7 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::{Admission, Counter, Decision, Limit, Operation, PenaltyState, Receipt, Verdict}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Admission, Counter, Decision, Limit, Operation, PenaltyState, Receipt, Verdict},
+    time::Timestamp,
+};
 
 use crate::{HoldId, HoldTerms, OpenHolds, Reserved, Settled, Subscribers};
 
@@ -122,7 +125,7 @@ impl CounterOperation {
     }
 
     /// The operation of a call; a peek for all others.
-    pub(crate) fn call_operation(&self) -> Operation {
+    pub fn call_operation(&self) -> Operation {
         if let Self::Decide(operation) = self { *operation } else { Operation::Peek }
     }
 
@@ -176,7 +179,7 @@ impl OperationOutcome {
     }
 
     /// The outcomes of a reservation, in the order of its checks.
-    pub(crate) fn reserved(reserved: &Reserved) -> SmallVec<[Self; 1]> {
+    pub fn reserved(reserved: &Reserved) -> SmallVec<[Self; 1]> {
         let hold = if reserved.has_ended { HoldOutcome::Ended } else { HoldOutcome::Decided };
         let each = reserved.decisions.iter().zip(reserved.decisions.charged());
         each.map(|(decision, charged)| Self { hold: hold.clone(), ..Self::new(*decision, *charged) })

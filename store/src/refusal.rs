@@ -32,7 +32,7 @@ impl Refusal {
 /// only if all of them are refused and `do_quotas_refuse`.
 // `inline(always)`: part of every decision.
 #[inline(always)]
-pub(crate) fn refuses<R>(
+pub fn refuses<R>(
     roles: impl IntoIterator<Item = CheckRole>,
     decisions: &[Decision<R>],
     do_quotas_refuse: impl FnOnce() -> bool,

@@ -55,9 +55,9 @@ pub enum OnExpiry {
 /// How a call reserves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldTerms {
-    pub(crate) id: HoldId,
+    pub id: HoldId,
     // Random, if there are several owners: only holds of the same attempt are withdrawn.
-    pub(crate) attempt: u64,
+    pub attempt: u64,
     pub(crate) ttl: Duration,
     pub(crate) on_expiry: OnExpiry,
     // What happens to the parts of the call instead, by their index; for the others nothing is said. Each part gets its
@@ -215,7 +215,7 @@ impl HoldTerms {
     }
 
     /// The terms with the checks of the descriptors at these indices as their parts.
-    pub(crate) fn with_checks(&self, descriptors: impl Iterator<Item = usize>) -> Cow<'_, Self> {
+    pub fn with_checks(&self, descriptors: impl Iterator<Item = usize>) -> Cow<'_, Self> {
         if self.parts.is_empty() {
             return Cow::Borrowed(self);
         }
@@ -224,14 +224,14 @@ impl HoldTerms {
     }
 
     /// The terms of one part.
-    pub(crate) fn for_part(&self, index: usize, id: HoldId) -> Self {
+    pub fn for_part(&self, index: usize, id: HoldId) -> Self {
         let Self { attempt, ttl, on_expiry, ref parts, .. } = *self;
         let on_expiry = parts.get(index).copied().flatten().unwrap_or(on_expiry);
         Self { id, attempt, ttl, on_expiry, parts: Vec::new() }
     }
 
     /// The terms for another attempt.
-    pub(crate) fn with_random_attempt(&self) -> Self {
+    pub fn with_random_attempt(&self) -> Self {
         let attempt = getrandom::u64().expect("every supported system has a random source");
         self.clone().with_attempt(attempt)
     }

@@ -2,7 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use tollgate_counter::{algorithm::{Counter, Granted, HitRate, Limit}, descriptor::Key, packed_counter::{Now, PackedCounter}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Counter, Granted, HitRate, Limit},
+    descriptor::Key,
+    packed_counter::{Now, PackedCounter},
+    time::Timestamp,
+};
 
 use crate::{Epoch, Slot, SlotData, SlotDecodeError, StoredSlot, operation::charge_used};
 

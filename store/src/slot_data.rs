@@ -7,9 +7,21 @@ use std::{
     sync::Arc,
 };
 
-use tollgate_counter::{algorithm::{Counter, Granted, HitRate, Limit, Operation}, descriptor::Key, packed_counter::{Now, PackedCounter}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Counter, Granted, HitRate, Limit, Operation},
+    descriptor::Key,
+    packed_counter::{Now, PackedCounter},
+    time::Timestamp,
+};
 
-use crate::{budget::{Budget, MemoryReservation}, held_counter::HeldCounter, holds::Holds, key_hasher::{ByKey, KeyHasher}, lead::Lead, table::SlotTable};
+use crate::{
+    budget::{Budget, MemoryReservation},
+    held_counter::HeldCounter,
+    holds::Holds,
+    key_hasher::{ByKey, KeyHasher},
+    lead::Lead,
+    table::SlotTable,
+};
 
 mod bytes;
 mod codec;

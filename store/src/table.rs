@@ -1,8 +1,16 @@
 //! The table of one slot: its counters with their holds and grants, and its memory.
 
-use tollgate_counter::{algorithm::{Granted, Limit, LogCounter}, descriptor::Key, packed_counter::PackedCounter, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Granted, Limit, LogCounter},
+    descriptor::Key,
+    packed_counter::PackedCounter,
+    time::Timestamp,
+};
 
-use crate::{holds::{CounterCopy, HoldSize, Holds}, key_hasher::ByKey};
+use crate::{
+    holds::{CounterCopy, HoldSize, Holds},
+    key_hasher::ByKey,
+};
 
 mod eviction;
 mod hash_table;
@@ -285,7 +293,7 @@ impl SlotTable {
     }
 
     /// Grows once for this many more counters, if there is memory.
-    pub(super) fn reserve(&mut self, counters: usize, resources: &TableResources) {
+    pub fn reserve(&mut self, counters: usize, resources: &TableResources) {
         let buckets = buckets_for(self.len() + counters);
         if self.buckets.bucket_count() < buckets && !resources.budget.is_short_of(bytes_of(buckets)) {
             self.resize(buckets, resources);

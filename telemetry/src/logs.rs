@@ -25,7 +25,7 @@ use crate::{call_site_limit::CallSiteLimit, output::LogOutput};
 pub use crate::call_site_limit::{LogFormat, UNLIMITED};
 
 /// The beginning of the targets of all events of this program, with those of the package `tollgate-limiter`.
-const OWN: &str = env!("CARGO_CRATE_NAME");
+const OWN: &str = "tollgate";
 
 /// The settings of logs.
 #[derive(Clone, Debug)]

@@ -4,7 +4,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::{Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Verdict, Window, WindowCounter, WindowReceipt}, time::Timestamp};
+use crate::{
+    algorithm::{
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Verdict, Window,
+        WindowCounter, WindowReceipt,
+    },
+    time::Timestamp,
+};
 
 /// At most `limit` hits in each window; refused hits are charged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

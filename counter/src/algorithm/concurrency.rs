@@ -8,7 +8,13 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::{Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogReceipt, Operation, SlidingLog, Span, Verdict}, time::Timestamp};
+use crate::{
+    algorithm::{
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogReceipt,
+        Operation, SlidingLog, Span, Verdict,
+    },
+    time::Timestamp,
+};
 
 /// At most `max_in_flight` places are taken at any time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,7 +4,10 @@ use std::convert::Infallible;
 
 use serde::{Deserialize, Serialize};
 
-use crate::algorithm::{DebtCounter, DebtReceipt, LogCounter, LogReceipt, PenaltyRecord, SlidingCounter, SlidingReceipt, StepCounter, StepReceipt, WindowCounter, WindowReceipt};
+use crate::algorithm::{
+    DebtCounter, DebtReceipt, LogCounter, LogReceipt, PenaltyRecord, SlidingCounter, SlidingReceipt,
+    StepCounter, StepReceipt, WindowCounter, WindowReceipt,
+};
 
 /// The history of one key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,7 +90,7 @@ impl Counter {
     }
 
     /// The bytes on the heap.
-    pub(crate) fn heap_bytes(&self) -> usize {
+    pub fn heap_bytes(&self) -> usize {
         match self {
             Self::Log(log) => log.heap_bytes(),
             Self::Penalized(penalized) => size_of::<PenalizedCounter>() + penalized.counter.heap_bytes(),

@@ -2,7 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::{Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Verdict, Window, WindowCounter, WindowReceipt}, time::Timestamp};
+use crate::{
+    algorithm::{
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Verdict, Window,
+        WindowCounter, WindowReceipt,
+    },
+    time::Timestamp,
+};
 
 /// At most `limit` hits in each window, so at most twice that in any span as long as a window.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

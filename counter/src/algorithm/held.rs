@@ -23,16 +23,16 @@ pub enum ChargePosition {
 /// A charge of which a part may be taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldCharge {
-    pub(crate) position: ChargePosition,
+    pub position: ChargePosition,
     /// What the charge has added, in the units of the algorithm.
-    pub(crate) taken: u128,
+    pub taken: u128,
     /// The least that everything in the same position has weighed since, as far as it was observed.
-    pub(crate) floor: u128,
+    pub floor: u128,
 }
 
 impl ChargePosition {
     /// The position of the charge after all instants of its counter have moved back by `back` nanoseconds.
-    pub(crate) fn shifted_back(self, back: u64) -> Self {
+    pub fn shifted_back(self, back: u64) -> Self {
         match self {
             Self::Sum => Self::Sum,
             Self::Window(end) => Self::Window(end.minus(back)),
@@ -43,14 +43,14 @@ impl ChargePosition {
 
 impl HeldCharge {
     /// Records that `units` of an earlier held charge were taken back.
-    pub(crate) fn after_earlier(&mut self, earlier: &Self, units: u128) {
+    pub fn after_earlier(&mut self, earlier: &Self, units: u128) {
         if self.position == earlier.position {
             self.floor = self.floor.saturating_sub(units);
         }
     }
 
     /// Records that `units` of a later held charge, with this floor before, were taken back.
-    pub(crate) fn before_later(&mut self, later: &Self, units: u128) {
+    pub fn before_later(&mut self, later: &Self, units: u128) {
         if self.position == later.position {
             self.floor = self.floor.min(later.floor.saturating_sub(units));
         }

@@ -8,7 +8,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::{Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge, Operation, Rate, Verdict}, time::Timestamp};
+use crate::{
+    algorithm::{
+        Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge,
+        Operation, Rate, Verdict,
+    },
+    time::Timestamp,
+};
 
 /// Hits leave at `rate`. The first leaves at once, at most `burst` more wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,7 +4,15 @@ use std::{borrow::Cow, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::{Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, LeakyQueue, Operation, Penalty, Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict, Window, own}, named, time::Timestamp};
+use crate::{
+    algorithm::{
+        Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, LeakyQueue,
+        Operation, Penalty, Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict,
+        Window, own,
+    },
+    named,
+    time::Timestamp,
+};
 
 mod granted;
 mod held;
@@ -46,6 +54,7 @@ pub struct Penalized {
 }
 
 /// The expression for the algorithm of a limit, with its own type.
+#[macro_export]
 macro_rules! each_algorithm {
     ($limit:expr, $algorithm:ident => $expression:expr) => {
         match $limit {
@@ -62,7 +71,7 @@ macro_rules! each_algorithm {
         }
     };
 }
-pub(crate) use each_algorithm;
+pub use each_algorithm;
 
 named! {
     /// The name of an algorithm in a rule. A rule without one is classic.
@@ -147,7 +156,7 @@ impl Limit {
     }
 
     /// Predicts the answer to `operation` from the answer to a peek, by what is left.
-    pub(crate) fn predict(&self, operation: Operation, peek: &Decision) -> Decision {
+    pub fn predict(&self, operation: Operation, peek: &Decision) -> Decision {
         let passes = match (operation, self.excess()) {
             (Operation::Peek, _) => peek.verdict.passes(),
             (Operation::Refund(_), _) => true,
@@ -169,7 +178,7 @@ impl Limit {
     }
 
     /// Hits that `operation` charges, given whether it passes.
-    pub(crate) fn charged(&self, operation: Operation, passes: bool) -> u64 {
+    pub fn charged(&self, operation: Operation, passes: bool) -> u64 {
         match operation {
             Operation::Charge(hits) if operation.changes(passes, || self.excess()) => hits,
             Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => 0,
@@ -177,7 +186,7 @@ impl Limit {
     }
 
     /// Whether `operation` changes its counter, given whether it passes.
-    pub(crate) fn is_changed_by(&self, operation: Operation, passes: bool) -> bool {
+    pub fn is_changed_by(&self, operation: Operation, passes: bool) -> bool {
         operation.changes(passes, || self.excess())
             || matches!((self, operation), (Self::Penalized(_), Operation::Charge(_)))
     }
@@ -288,7 +297,7 @@ impl Limit {
     }
 
     /// The limit with `hits` fewer hits.
-    pub(crate) fn less(&self, hits: u64) -> Self {
+    pub fn less(&self, hits: u64) -> Self {
         self.changed(|number| number.saturating_sub(hits), |excess| excess)
     }
 
@@ -374,7 +383,7 @@ impl Limit {
     }
 
     /// Takes back `hits` that [`Limit::charge_at`] charged at `at`, as far as they still count.
-    pub(crate) fn refund_at(&self, counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp) {
+    pub fn refund_at(&self, counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp) {
         let mut taken = self.fresh();
         self.charge_at(&mut taken, hits, at, now);
         *counter = self.since(counter, &taken, now);

@@ -4,14 +4,17 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::{ChargePosition, HeldCharge}, time::Timestamp};
+use crate::{
+    algorithm::{ChargePosition, HeldCharge},
+    time::Timestamp,
+};
 
 mod changes;
 mod entry;
 
 use changes::LogChanges;
-pub(crate) use changes::SentChanges;
-pub(crate) use entry::LogEntry;
+pub use changes::SentChanges;
+pub use entry::LogEntry;
 
 /// Charges within the length of the window, oldest first, and their sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +36,7 @@ impl LogCounter {
     }
 
     /// The hits with their instants, oldest first.
-    pub(crate) fn hits(&self) -> impl Iterator<Item = (Timestamp, u64)> {
+    pub fn hits(&self) -> impl Iterator<Item = (Timestamp, u64)> {
         self.entries.iter().map(|entry| (entry.at, entry.hits))
     }
 
@@ -87,7 +90,7 @@ impl LogCounter {
     }
 
     /// How many entries an earlier copy has of the log of which this is a copy of changes.
-    pub(crate) fn retained(&self) -> usize {
+    pub fn retained(&self) -> usize {
         self.changes.retained()
     }
 
@@ -122,7 +125,7 @@ impl LogCounter {
     }
 
     /// The instant of the entry at `position`, if there is one.
-    pub(crate) fn instant_of(&self, position: usize) -> Option<Timestamp> {
+    pub fn instant_of(&self, position: usize) -> Option<Timestamp> {
         self.entries.get(position).map(|entry| entry.at)
     }
 
@@ -170,7 +173,7 @@ impl LogCounter {
     }
 
     /// The index of the entry at `position`, if there is one.
-    pub(crate) fn index_of(&self, position: ChargePosition) -> Option<usize> {
+    pub fn index_of(&self, position: ChargePosition) -> Option<usize> {
         let ChargePosition::Instant(at) = position else { return None };
         self.entries.binary_search_by_key(&at, |entry| entry.at).ok()
     }

@@ -19,6 +19,7 @@ mod leaky_queue;
 mod limit;
 mod log_counter;
 mod penalty;
+mod quota_terms;
 mod sliding_log;
 mod sliding_window;
 mod stepped_bucket;
@@ -46,13 +47,14 @@ pub use fixed_window::FixedWindow;
 pub use gcra::{DebtCounter, DebtReceipt, Rate};
 pub use held::{ChargePosition, HeldCharge};
 pub use leaky_queue::LeakyQueue;
-pub(crate) use limit::each_algorithm;
+pub use limit::each_algorithm;
 pub use limit::{AlgorithmName, CounterKind, Granted, HitRate, Limit, Penalized};
 pub use log_counter::LogCounter;
-pub(crate) use log_counter::{LogEntry, SentChanges as SentLogChanges};
-pub(crate) use penalty::PenaltyRecord;
+pub use log_counter::{LogEntry, SentChanges as SentLogChanges};
+pub use penalty::PenaltyRecord;
 pub use penalty::{Penalty, PenaltyState};
-pub(crate) use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
+pub use quota_terms::QuotaTerms;
+pub use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
 pub use sliding_log::{LogReceipt, SlidingLog};
 pub use sliding_window::{SlidingCounter, SlidingReceipt, SlidingWindow};
 pub use stepped_bucket::{StepCounter, StepReceipt, SteppedBucket};
@@ -82,7 +84,7 @@ impl Operation {
 
     /// Whether nothing of a passed operation stays after its call is refused and charges are taken back, given what was
     /// `left` before. A refund stays, and so does an overdraft.
-    pub(crate) fn is_taken_back(self, left: u64) -> bool {
+    pub fn is_taken_back(self, left: u64) -> bool {
         match self {
             Self::Peek => true,
             Self::Charge(hits) => hits <= left,
@@ -284,7 +286,7 @@ pub trait Algorithm: Clone {
 
 impl<R> Decision<R> {
     /// The decision after the charges of its call are taken back, where `left` is a peek at what is left then.
-    pub(crate) fn after_take_back<S>(self, left: &Decision<S>) -> Self {
+    pub fn after_take_back<S>(self, left: &Decision<S>) -> Self {
         // The time of a refusal stays, and a peek that is refused has the time until it passes.
         let both_pass = self.verdict.passes() && left.verdict.passes();
         let reset_after = if both_pass { left.reset_after } else { self.reset_after };
@@ -293,7 +295,7 @@ impl<R> Decision<R> {
 
     /// The decision with what `keep` returns for its receipt.
     #[inline(always)]
-    pub(crate) fn keep_receipt<S>(self, keep: impl FnOnce(R) -> Option<S>) -> Decision<S> {
+    pub fn keep_receipt<S>(self, keep: impl FnOnce(R) -> Option<S>) -> Decision<S> {
         Decision {
             verdict: self.verdict,
             remaining: self.remaining,

@@ -24,7 +24,7 @@ pub struct Penalty {
 
 /// The record of the refusals of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PenaltyRecord {
+pub struct PenaltyRecord {
     /// Refusals in a row since the last penalty began.
     pub(crate) refusals: u32,
     /// Whether the last charge has passed, so that the row has ended. If that charge is taken back, it has not.

@@ -6,7 +6,13 @@ use std::{num::NonZeroU64, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::{Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogEntry, Operation, Span, Verdict}, time::Timestamp};
+use crate::{
+    algorithm::{
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogEntry, Operation,
+        Span, Verdict,
+    },
+    time::Timestamp,
+};
 
 /// The maximum number of entries. Beyond it the two oldest are merged at the later instant, which makes the limit
 /// slightly stricter, never more lenient.

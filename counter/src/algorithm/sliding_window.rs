@@ -8,7 +8,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::{Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Span, Verdict}, time::Timestamp};
+use crate::{
+    algorithm::{
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Span, Verdict,
+    },
+    time::Timestamp,
+};
 
 /// At most `limit` hits by the estimate: the hits of the current window plus the weighted hits of the previous one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

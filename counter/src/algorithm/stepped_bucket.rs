@@ -4,7 +4,10 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::{Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Verdict}, time::Timestamp};
+use crate::{
+    algorithm::{Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Verdict},
+    time::Timestamp,
+};
 
 /// At most `burst` hits at once, and `amount` more with each `interval` that passes. A partial interval is retained,
 /// but a full bucket begins its next interval at its next charge.

@@ -2,7 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::{Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge, Operation, Rate, Verdict}, time::Timestamp};
+use crate::{
+    algorithm::{
+        Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge,
+        Operation, Rate, Verdict,
+    },
+    time::Timestamp,
+};
 
 /// At most `burst` hits at once and `rate` in the long run: in any span, at most the burst plus what the rate adds in
 /// that span.

@@ -33,7 +33,7 @@ impl Span {
     }
 
     /// A span of a number of seconds, known to be within bounds.
-    pub(crate) const fn from_seconds(seconds: u32) -> Self {
+    pub const fn from_seconds(seconds: u32) -> Self {
         assert!(seconds > 0 && seconds as u64 <= Self::NANOS_MAX / crate::time::SECOND);
         Self { nanos: seconds as u64 * crate::time::SECOND }
     }

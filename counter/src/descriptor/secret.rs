@@ -23,7 +23,7 @@ impl Secret {
     }
 
     /// A hash of a key. No key is the hash of the same bytes.
-    pub(crate) fn hash(&self, key: Key) -> u64 {
+    pub fn hash(&self, key: Key) -> u64 {
         // The text of a key begins with another byte.
         let bytes = [&[0xff][..], &key.high().to_le_bytes(), &key.low().to_le_bytes()].concat();
         SipHasher13::new_with_key(&self.to_bytes()).hash(&bytes)

@@ -5,7 +5,14 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{algorithm::{Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenaltyRecord, SentLogChanges, SlidingCounter, StepCounter, WindowCounter}, packed_counter::layout::{Large, MILLISECOND, Millis, PackedCounter, PackedPenalized, UsedShare}, time::Timestamp};
+use crate::{
+    algorithm::{
+        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenaltyRecord, SentLogChanges, SlidingCounter,
+        StepCounter, WindowCounter,
+    },
+    packed_counter::layout::{Large, MILLISECOND, Millis, PackedCounter, PackedPenalized, UsedShare},
+    time::Timestamp,
+};
 
 // Tags never change their meaning; a new layout gets a new tag.
 const WINDOW: u8 = 1;
@@ -31,7 +38,7 @@ const RECORD_BYTES_MAX: usize = 2 * NUMBER_BYTES_MAX + 2 * 5 + 2;
 pub const NUMBER_BYTES_MAX: usize = 10;
 
 /// The result of decoding a packed counter.
-pub(crate) enum Decoded {
+pub enum Decoded {
     Counter(PackedCounter),
     /// The tag is unknown to this version.
     Unknown,
@@ -41,7 +48,7 @@ pub(crate) enum Decoded {
 
 impl PackedCounter {
     /// Appends the encoded fields to `bytes`, and returns the tag.
-    pub(crate) fn write(&self, now: Timestamp, bytes: &mut Vec<u8>) -> u8 {
+    pub fn write(&self, now: Timestamp, bytes: &mut Vec<u8>) -> u8 {
         let age = |instant| Age::new(instant, now);
         match self {
             Self::Penalized(penalized) => {
@@ -118,7 +125,7 @@ impl PackedCounter {
     }
 
     /// Decodes the fields of a tag.
-    pub(crate) fn read(tag: u8, bytes: &[u8], now: Timestamp) -> Decoded {
+    pub fn read(tag: u8, bytes: &[u8], now: Timestamp) -> Decoded {
         let packed = match tag {
             WINDOW => take(bytes).map(|(used, count, end)| Self::Window { used, count, end }),
             SLIDING => take(bytes).map(|(used, until, previous, current)| {
@@ -250,4 +257,27 @@ fn append<T: Serialize>(bytes: &mut Vec<u8>, value: &T) {
 fn take<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
     rest.is_empty().then_some(value)
+}
+
+/// What tests measure of packed counters.
+#[cfg(any(test, feature = "testing"))]
+impl PackedCounter {
+    /// The bytes of the counter without the entries of a log that an earlier state has, but with those that are gone.
+    pub fn bytes_of_changes(&self, earlier: Option<&Self>, now: Timestamp) -> usize {
+        let mut all = Vec::new();
+        self.write(now, &mut all);
+        let Some(log) = self.log() else { return all.len() };
+        let entries =
+            |log: &crate::algorithm::LogCounter| log.hits().collect::<std::collections::BTreeSet<_>>();
+        let (entries, known) = (entries(log), earlier.and_then(Self::log).map(entries).unwrap_or_default());
+        let bytes = |(at, hits): &(Timestamp, u64)| put(&(Age::new(*at, now), hits)).len();
+        // The oldest ones need no bytes to go.
+        let oldest = entries.first().map(|(at, _)| *at);
+        let gone = known.iter().filter(|(at, _)| oldest.is_none_or(|oldest| oldest < *at));
+        let gone =
+            gone.filter(|(at, _)| log.index_of(crate::algorithm::ChargePosition::Instant(*at)).is_none());
+        all.len() - entries.iter().map(bytes).sum::<usize>()
+            + entries.difference(&known).map(bytes).sum::<usize>()
+            + gone.map(bytes).sum::<usize>()
+    }
 }

@@ -2,14 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::{Counter, Decision, PenaltyRecord}, time::Timestamp};
+use crate::{
+    algorithm::{Counter, Decision, PenaltyRecord},
+    time::Timestamp,
+};
 
 /// Nanoseconds in a millisecond.
 pub(in crate::packed_counter) const MILLISECOND: u64 = 1_000_000;
 
 /// A counter as stored in a table. What follows from the limit, such as the length of the window, is left out.
 #[derive(Clone, Debug)]
-pub(crate) enum PackedCounter {
+pub enum PackedCounter {
     /// Hits in the window that ends at `end`.
     Window { used: UsedShare, count: u32, end: Timestamp },
     /// Hits in two windows. `until` is the end of the last window in which they weigh anything.
@@ -26,7 +29,7 @@ pub(crate) enum PackedCounter {
 
 /// A counter that does not fit into a packed counter, on the heap.
 #[derive(Clone, Debug)]
-pub(crate) struct Large {
+pub struct Large {
     pub(in crate::packed_counter) counter: Counter,
     pub(in crate::packed_counter) idle_at: Timestamp,
     pub(in crate::packed_counter) used: UsedShare,
@@ -34,7 +37,7 @@ pub(crate) struct Large {
 
 /// A counter with a record of refusals or penalties, on the heap.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct PackedPenalized {
+pub struct PackedPenalized {
     // Invariant: has no record itself.
     pub(in crate::packed_counter) counter: PackedCounter,
     pub(in crate::packed_counter) record: PenaltyRecord,
@@ -42,15 +45,15 @@ pub(crate) struct PackedPenalized {
 
 /// The used share of the allowance, in 254ths rounded down; 255 if the counter refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct UsedShare(pub(in crate::packed_counter) u8);
+pub struct UsedShare(pub(in crate::packed_counter) u8);
 
 /// Milliseconds since the Unix epoch in six bytes, enough for 8,900 years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Millis(pub(in crate::packed_counter) [u16; 3]);
+pub struct Millis(pub(in crate::packed_counter) [u16; 3]);
 
 /// A number rounded down to 10 significant bits: an exponent of 6 bits, and the 9 bits after the leading one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ApproxNumber(u16);
+pub struct ApproxNumber(u16);
 
 // The memory per counter follows from these sizes; docs/algorithms.md states it.
 const _: () = assert!(size_of::<PackedCounter>() == 16 && size_of::<Large>() == 64);

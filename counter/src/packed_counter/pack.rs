@@ -1,6 +1,12 @@
 //! Packs and unpacks each kind of counter.
 
-use crate::{algorithm::{Algorithm, Counter, DebtCounter, LogCounter, SlidingCounter, StepCounter, WindowCounter, own}, packed_counter::layout::{ApproxNumber, Millis, PackedCounter, UsedShare}, time::Timestamp};
+use crate::{
+    algorithm::{
+        Algorithm, Counter, DebtCounter, LogCounter, SlidingCounter, StepCounter, WindowCounter, own,
+    },
+    packed_counter::layout::{ApproxNumber, Millis, PackedCounter, UsedShare},
+    time::Timestamp,
+};
 
 /// A kind of counter that is packed.
 pub(super) trait Pack: Default {

@@ -11,7 +11,10 @@ use std::{
 
 use rustc_hash::FxHashMap;
 
-use crate::{resilience::ids::{AllIds, IdAccount, IdRecord}, time::{Clock, Timestamp}};
+use crate::{
+    resilience::ids::{AllIds, IdAccount, IdRecord},
+    time::{Clock, Timestamp},
+};
 
 /// The most names and networks with accounts of their own. All others share one.
 const ACCOUNTS_MAX: usize = 4_096;
@@ -54,27 +57,27 @@ struct Accounts {
 
 impl Caller {
     /// The open checks of the connection.
-    pub(crate) fn open_checks(&self) -> usize {
+    pub fn open_checks(&self) -> usize {
         self.0.open_checks.load(Relaxed)
     }
 
     /// The caller of this excludes other changes since its [`Caller::open_checks`].
-    pub(crate) fn set_open_checks(&self, checks: usize) {
+    pub fn set_open_checks(&self, checks: usize) {
         self.0.open_checks.store(checks, Relaxed);
     }
 
     /// The bytes of the ids that are retained at `now`.
-    pub(crate) fn id_bytes(&self, now: Timestamp) -> usize {
+    pub fn id_bytes(&self, now: Timestamp) -> usize {
         self.0.ids.bytes(now)
     }
 
     /// Whether the id is retained at `now`.
-    pub(crate) fn has_id(&self, id: u64, now: Timestamp) -> bool {
+    pub fn has_id(&self, id: u64, now: Timestamp) -> bool {
         self.0.ids.contains(id, now)
     }
 
     /// Retains an id. The ids of all callers take `bytes_max` at most.
-    pub(crate) fn remember_id(&self, record: IdRecord, bytes_max: usize, now: Timestamp) {
+    pub fn remember_id(&self, record: IdRecord, bytes_max: usize, now: Timestamp) {
         self.0.ids.remember(record, bytes_max, now);
     }
 }

@@ -14,13 +14,13 @@ use crate::time::Timestamp;
 
 /// An id and the memory that it takes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct IdRecord {
+pub struct IdRecord {
     /// The hash of the id.
-    pub(crate) id: u64,
+    pub id: u64,
     /// The instant at which counters forget it.
-    pub(crate) until: Timestamp,
+    pub until: Timestamp,
     /// The bytes that it takes at its counters.
-    pub(crate) bytes: usize,
+    pub bytes: usize,
 }
 
 /// The ids that counters retain for one caller.

@@ -10,7 +10,7 @@ mod ids;
 mod share;
 
 pub use caller::{Caller, CallerOrigin, CallerRegistry};
-pub(crate) use ids::IdRecord;
+pub use ids::IdRecord;
 pub use share::{CALLER_SHARE, SharedUse};
 
 /// How long a call may wait for a remote decision: half of the caller's timeout, so that the answer still arrives, and

@@ -5,7 +5,11 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use crate::time::{clock_mapping::{ClockMapping, LEAD_MAX, MappingCell}, monotonic::{Monotonic, MonotonicClock}, timestamp::{Timestamp, nanos}};
+use crate::time::{
+    clock_mapping::{ClockMapping, LEAD_MAX, MappingCell},
+    monotonic::{Monotonic, MonotonicClock},
+    timestamp::{Timestamp, nanos},
+};
 
 /// The time between two comparisons with the wall clock. The drift of a machine's clock in between is negligible.
 pub const FOLLOW_EVERY: Duration = Duration::from_millis(100);

@@ -125,7 +125,7 @@ impl<'s> Status<'s> {
 
 /// Whether the decisions refuse the request. `deciding` assigns each decision to a descriptor.
 #[inline(always)]
-pub(super) fn refuses<R>(
+pub fn refuses<R>(
     modes: Modes,
     applied: &[AppliedLimit<'_>],
     deciding: &[usize],

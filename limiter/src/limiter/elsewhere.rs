@@ -8,7 +8,13 @@ use tollgate_remote::{CounterCheck, CounterChecks, RemoteOutcomes};
 use tollgate_rules::RuleEvent;
 use tollgate_store::{Check, Refusal, SingleDecision};
 
-use crate::limiter::{ActiveView, Answer, Limiter, LimiterError, Request, Status, answer::{self, SingleAnswer}, metrics::near_limit, plan::{AppliedLimit, Plan, applied_limits, role_of}, source::{DecidedElsewhere, DecisionSource, Elsewhere}};
+use crate::limiter::{
+    ActiveView, Answer, Limiter, LimiterError, Request, Status,
+    answer::{self, SingleAnswer},
+    metrics::near_limit,
+    plan::{AppliedLimit, Plan, applied_limits, role_of},
+    source::{DecidedElsewhere, DecisionSource, Elsewhere},
+};
 
 impl Elsewhere {
     /// Submits the operations to the counters, for this connection.

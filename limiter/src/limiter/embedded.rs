@@ -9,11 +9,19 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::Operation, descriptor::Entry, resilience::Caller, time::{Clock, ClockReading}};
+use tollgate_counter::{
+    algorithm::Operation,
+    descriptor::Entry,
+    resilience::Caller,
+    time::{Clock, ClockReading},
+};
 use tollgate_rules::{ActiveRules, Problems, Rules};
 use tollgate_store::{HoldId, HoldTerms, Lead, Memory, OnExpiry, OnFull, Settled};
 
-use crate::limiter::{AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status, source::DecisionSource};
+use crate::limiter::{
+    AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status,
+    source::DecisionSource,
+};
 
 /// The memory of the counters of an embedded limiter: 256 MiB, about four million counters.
 const MEMORY_LIMIT: u64 = 256 << 20;

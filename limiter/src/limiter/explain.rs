@@ -1,12 +1,22 @@
 //! Explanations of decisions without charging them, and access to single counters, for operators.
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::{Admission, Decision, Limit, Operation, Verdict}, descriptor::{Entry, Key}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Admission, Decision, Limit, Operation, Verdict},
+    descriptor::{Entry, Key},
+    time::Timestamp,
+};
 use tollgate_remote::{Remote, RemoteExtent};
 use tollgate_rules::{Allowance, LevelTrace, Rule};
-use tollgate_store::{Check, Checks, CounterOperation, CounterState, Decisions, DryRun, OnRefusal, OperationOutcome, Refusal, Replacement};
+use tollgate_store::{
+    Check, Checks, CounterOperation, CounterState, Decisions, DryRun, OnRefusal, OperationOutcome, Refusal,
+    Replacement,
+};
 
-use crate::limiter::{ActiveView, Answer, LimiterError, Request, Status, answer, plan::{AppliedLimit, Plan, drop_replaced}};
+use crate::limiter::{
+    ActiveView, Answer, LimiterError, Request, Status, answer,
+    plan::{AppliedLimit, Plan, drop_replaced},
+};
 
 /// The answer that a request would get, and the reasons.
 #[derive(Clone, Debug)]

@@ -3,8 +3,16 @@
 use std::hash::{Hash, Hasher};
 
 use rustc_hash::FxHasher;
-use tollgate_counter::{algorithm::Limit, descriptor::Key, resilience::{CALLER_SHARE, Caller, IdRecord, SharedUse}, time::Timestamp};
-use tollgate_store::{Checks, CounterOperation, HOLD_RETENTION, HoldId, HoldOutcome, HoldTerms, IdMemory, Memory, NotLocal, OperationOutcome, SettleOutcome, Settled, UnknownId, id_bytes};
+use tollgate_counter::{
+    algorithm::Limit,
+    descriptor::Key,
+    resilience::{CALLER_SHARE, Caller, IdRecord, SharedUse},
+    time::Timestamp,
+};
+use tollgate_store::{
+    Checks, CounterOperation, HOLD_RETENTION, HoldId, HoldOutcome, HoldTerms, IdMemory, Memory, NotLocal,
+    OperationOutcome, SettleOutcome, Settled, UnknownId, id_bytes,
+};
 
 /// What another replica, whose callers share it, gets at most of what the others leave free: one part of so many.
 const REPLICA_SHARE: usize = 2;

@@ -1,10 +1,17 @@
 //! Counts the outcome of each descriptor.
 
-use tollgate_counter::{algorithm::{Decision, Operation}, descriptor::{self, Entry, Key}, metrics::{MetricCounter, TopKeys}};
+use tollgate_counter::{
+    algorithm::{Decision, Operation},
+    descriptor::{self, Entry, Key},
+    metrics::{MetricCounter, TopKeys},
+};
 use tollgate_rules::{DecisionStats, Domain, KeyedDomain, RuleEvent};
 use tollgate_store::{Check, Decisions};
 
-use crate::limiter::{Answer, Descriptor, Examples, Request, Status, plan::{AppliedLimit, Plan}};
+use crate::limiter::{
+    Answer, Descriptor, Examples, Request, Status,
+    plan::{AppliedLimit, Plan},
+};
 
 /// The default length of the list of most denied keys.
 const TOP_KEYS: usize = 1_000;
@@ -190,7 +197,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use tollgate_counter::{algorithm::{Classic, Limit, Receipt, Verdict}, descriptor::{KeyText, Secret}};
+    use tollgate_counter::{
+        algorithm::{Classic, Limit, Receipt, Verdict},
+        descriptor::{KeyText, Secret},
+    };
     use tollgate_rules::Unit;
     use tollgate_store::OnRefusal;
 

@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::Guard;
-use tollgate_counter::{algorithm::Decision, time::{Clock, ClockReading, Timestamp}};
+use tollgate_counter::{
+    algorithm::Decision,
+    time::{Clock, ClockReading, Timestamp},
+};
 use tollgate_remote::{Remote, RemoteExtent};
 use tollgate_rules::{ActiveRules, KeyedDomain, KeyedRules};
 use tollgate_store::{Decisions, Memory, RemoteDecisions, SingleDecision};

@@ -3,8 +3,14 @@
 use std::borrow::Cow;
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::{Classic, Limit, Operation}, descriptor::Key};
-use tollgate_rules::{Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable, Rule, Unit};
+use tollgate_counter::{
+    algorithm::{Classic, Limit, Operation},
+    descriptor::Key,
+};
+use tollgate_rules::{
+    Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable, Rule,
+    Unit,
+};
 use tollgate_store::{Check, CheckRole, Checks, OnRefusal};
 
 use crate::limiter::{Descriptor, Override, Request, request::Charging};

@@ -3,11 +3,17 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::{Limit, Operation}, descriptor::{Entry, Key}};
+use tollgate_counter::{
+    algorithm::{Limit, Operation},
+    descriptor::{Entry, Key},
+};
 use tollgate_rules::{KeyedRules, Match, OpenMatch};
 use tollgate_store::{Check, OnRefusal, SingleDecision};
 
-use crate::limiter::{CheckError, Checked, Limiter, LimiterError, Status, answer::SingleAnswer, metrics::CheckOutcome, plan::role_of};
+use crate::limiter::{
+    CheckError, Checked, Limiter, LimiterError, Status, answer::SingleAnswer, metrics::CheckOutcome,
+    plan::role_of,
+};
 
 /// A descriptor of which all but the last `OPEN` values are fixed. Its answers are those of [`Limiter::check`] with the
 /// same entries, at a fraction of the cost: the rule is looked up once, and again when the rules are replaced.

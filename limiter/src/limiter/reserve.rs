@@ -1,12 +1,22 @@
 //! Reservations: all limits of a request are held, and settled when it is known how many hits were used.
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::{Decision, Operation}, resilience::Caller};
+use tollgate_counter::{
+    algorithm::{Decision, Operation},
+    resilience::Caller,
+};
 use tollgate_remote::{CounterCheck, CounterChecks, RemoteHoldError, refund_operations};
 use tollgate_rules::KeyedDomain;
-use tollgate_store::{Checks, Decisions, HoldId, HoldOutcome, HoldTerms, HoldTtlOutOfBounds, Refusal, ReserveError, Reserved, Settled, UnknownId};
+use tollgate_store::{
+    Checks, Decisions, HoldId, HoldOutcome, HoldTerms, HoldTtlOutOfBounds, Refusal, ReserveError, Reserved,
+    Settled, UnknownId,
+};
 
-use crate::limiter::{ActiveView, Answer, LimiterError, Request, RequestError, Status, answer, id_share::SentId, plan::{AppliedLimit, Plan, applied_limits}};
+use crate::limiter::{
+    ActiveView, Answer, LimiterError, Request, RequestError, Status, answer,
+    id_share::SentId,
+    plan::{AppliedLimit, Plan, applied_limits},
+};
 
 /// Why a reservation is not made or settled. Nothing was reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

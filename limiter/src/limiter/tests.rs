@@ -8,8 +8,16 @@ use std::{
 use proptest::prelude::*;
 
 use super::*;
-use tollgate_counter::{algorithm::Operation, descriptor::{Entry, Secret}, resilience::Caller, time::{SECOND, Timestamp}};
-use tollgate_remote::{CounterChecks, DecidedBy, LocalShare, LocalShareBasis, Outcomes, RemoteOutcome, Submission, SubmissionMode, Submit, lock};
+use tollgate_counter::{
+    algorithm::Operation,
+    descriptor::{Entry, Secret},
+    resilience::Caller,
+    time::{SECOND, Timestamp},
+};
+use tollgate_remote::{
+    CounterChecks, DecidedBy, LocalShare, LocalShareBasis, Outcomes, RemoteOutcome, Submission,
+    SubmissionMode, Submit, lock,
+};
 use tollgate_rules::Rules;
 use tollgate_store::OnFull;
 

@@ -5,7 +5,18 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 use tollgate_counter::{algorithm::Limit, printable::escaped};
 
-use crate::{Allowance, DESCRIPTORS_MAX, GroupedKey, Problems, Rule, RuleOptions, Trial, diagnostics::{Diagnostics, Location, RuleOrigin}, file::{DescriptorDraft, RateLimitDraft}, limit::{self, RuleTerms}, overlay::{MatchingRules, Overlay, OverlayRule}, prefix_tree::{MatchKind, TreeLevel, TreeNode, composite}, quotas::{self, SharedKey}, reader::Located, stats::StatsHandle, yaml::{self, quote}};
+use crate::{
+    Allowance, DESCRIPTORS_MAX, GroupedKey, Problems, Rule, RuleOptions, Trial,
+    diagnostics::{Diagnostics, Location, RuleOrigin},
+    file::{DescriptorDraft, RateLimitDraft},
+    limit::{self, RuleTerms},
+    overlay::{MatchingRules, Overlay, OverlayRule},
+    prefix_tree::{MatchKind, TreeLevel, TreeNode, composite},
+    quotas::{self, SharedKey},
+    reader::Located,
+    stats::StatsHandle,
+    yaml::{self, quote},
+};
 
 /// Compiles the descriptors of one document into the prefix tree of their domain.
 pub(super) struct DocumentCompiler<'c> {

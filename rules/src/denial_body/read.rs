@@ -1,6 +1,16 @@
 //! Reads `denial_body` of rule files.
 
-use crate::{denial_body::{body::{DenialBody, OFF, PROBLEM}, template::{DenialTemplate, JsonTemplate, TemplateContent}, text::{Escaping, TemplateText, Variable}}, diagnostics::Diagnostics, keys::KeySection, reader::{Located, MappingFields}, yaml::{Resolved, YamlNode, YamlPair, YamlValue, quote}};
+use crate::{
+    denial_body::{
+        body::{DenialBody, OFF, PROBLEM},
+        template::{DenialTemplate, JsonTemplate, TemplateContent},
+        text::{Escaping, TemplateText, Variable},
+    },
+    diagnostics::Diagnostics,
+    keys::KeySection,
+    reader::{Located, MappingFields},
+    yaml::{Resolved, YamlNode, YamlPair, YamlValue, quote},
+};
 
 /// The values of `denial_body` that are no mapping.
 pub(crate) const FORMATS: [(&str, BodyFormat); 2] = [(OFF, BodyFormat::Off), (PROBLEM, BodyFormat::Problem)];

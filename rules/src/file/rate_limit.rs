@@ -3,7 +3,15 @@
 use jiff::civil::Weekday;
 use tollgate_counter::algorithm::AlgorithmName;
 
-use crate::{DenialBody, OnOwnerUnavailable, Quota, TrialNumbers, Unit, denial_body::denial_body, diagnostics::Diagnostics, keys::{self, KeySection, RuleKey, Takes}, quotas, reader::{Located, MappingFields}, yaml::{Mark, YamlNode, YamlPair}};
+use crate::{
+    DenialBody, OnOwnerUnavailable, Quota, TrialNumbers, Unit,
+    denial_body::denial_body,
+    diagnostics::Diagnostics,
+    keys::{self, KeySection, RuleKey, Takes},
+    quotas,
+    reader::{Located, MappingFields},
+    yaml::{Mark, YamlNode, YamlPair},
+};
 
 /// The value of `rate_limit`. A key in `given` that has no value had an invalid one, which was reported.
 #[derive(Clone, Debug)]

@@ -4,7 +4,19 @@ use std::{num::NonZeroU64, time::Duration};
 
 use tollgate_counter::algorithm::{Excess, Limit, Rate, Span, SteppedBucket, TokenBucket};
 
-use crate::{Allowance, DisplayedLimit, diagnostics::Diagnostics, file::RateLimitDraft, limit::{KeyValue, RuleTerms, excess::{debt, excess}, period, terms::AtRate}, reader::Located, yaml::Mark};
+use crate::{
+    Allowance, DisplayedLimit,
+    diagnostics::Diagnostics,
+    file::RateLimitDraft,
+    limit::{
+        KeyValue, RuleTerms,
+        excess::{debt, excess},
+        period,
+        terms::AtRate,
+    },
+    reader::Located,
+    yaml::Mark,
+};
 
 /// A bucket that refills evenly: `requests` tokens in each period.
 pub(super) fn token_bucket(

@@ -2,9 +2,17 @@
 
 use std::time::Duration;
 
-use tollgate_counter::{algorithm::{Concurrency, Limit, Span}, time::SECOND};
+use tollgate_counter::{
+    algorithm::{Concurrency, Limit, Span},
+    time::SECOND,
+};
 
-use crate::{Allowance, DisplayedLimit, diagnostics::Diagnostics, file::RateLimitDraft, limit::{KeyValue, RuleTerms, period}};
+use crate::{
+    Allowance, DisplayedLimit,
+    diagnostics::Diagnostics,
+    file::RateLimitDraft,
+    limit::{KeyValue, RuleTerms, period},
+};
 
 /// The largest number of places: as many as a log has entries.
 const PLACES_MAX: u64 = 10_000;

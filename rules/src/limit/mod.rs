@@ -2,7 +2,15 @@
 
 use tollgate_counter::algorithm::{Admission, AlgorithmName, Limit};
 
-use crate::{Allowance, DisplayedLimit, diagnostics::Diagnostics, file::{GivenKey, RateLimitDraft}, key_messages, keys::{self, AppliesTo}, reader::Located, yaml::quote};
+use crate::{
+    Allowance, DisplayedLimit,
+    diagnostics::Diagnostics,
+    file::{GivenKey, RateLimitDraft},
+    key_messages,
+    keys::{self, AppliesTo},
+    reader::Located,
+    yaml::quote,
+};
 
 mod buckets;
 mod concurrency;

@@ -2,14 +2,21 @@
 
 use tollgate_counter::algorithm::{Limit, Penalized, Penalty, Span};
 
-use crate::{Allowance, diagnostics::Diagnostics, file::{self, RateLimitDraft}, limit::{KeyValue, RuleTerms, period}, reader::Located, yaml::Mark};
+use crate::{
+    Allowance,
+    diagnostics::Diagnostics,
+    file::{self, RateLimitDraft},
+    limit::{KeyValue, RuleTerms, period},
+    reader::Located,
+    yaml::Mark,
+};
 
 /// The bounds of `after` and `factor`.
 const AFTER_MAX: u64 = 1_000_000;
 const FACTOR_MAX: u64 = 1_000;
 const FACTOR_DEFAULT: u32 = 2;
-const MAX_DEFAULT: Span = Span::from_seconds(3_600);
-const FORGET_AFTER_DEFAULT: Span = Span::from_seconds(24 * 3_600);
+pub const MAX_DEFAULT: Span = Span::from_seconds(3_600);
+pub const FORGET_AFTER_DEFAULT: Span = Span::from_seconds(24 * 3_600);
 
 /// The terms of a rule with its `penalty`; `None` after reporting a problem.
 pub(super) fn with_penalty(

@@ -5,7 +5,14 @@ use std::num::NonZeroU64;
 use jiff::SignedDuration;
 use tollgate_counter::algorithm::{Calendar, CalendarUnit, Span, Window};
 
-use crate::{Unit, diagnostics::Diagnostics, file::{self, RateLimitDraft}, key_messages, reader::Located, yaml::{Mark, quote}};
+use crate::{
+    Unit,
+    diagnostics::Diagnostics,
+    file::{self, RateLimitDraft},
+    key_messages,
+    reader::Located,
+    yaml::{Mark, quote},
+};
 
 /// A period and the unit of the same length, if there is one.
 pub(super) struct Period {

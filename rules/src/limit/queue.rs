@@ -4,7 +4,11 @@ use std::{num::NonZeroU64, time::Duration};
 
 use tollgate_counter::algorithm::{LeakyQueue, Limit, Rate, Span};
 
-use crate::{diagnostics::Diagnostics, file::RateLimitDraft, limit::{KeyValue, period, terms::AtRate}};
+use crate::{
+    diagnostics::Diagnostics,
+    file::RateLimitDraft,
+    limit::{KeyValue, period, terms::AtRate},
+};
 
 /// A queue that `requests` leave in each period.
 pub(super) fn leaky_queue(

@@ -2,7 +2,12 @@
 
 use tollgate_counter::algorithm::{Excess, Limit};
 
-use crate::{Allowance, DisplayedLimit, diagnostics::Diagnostics, file::RateLimitDraft, limit::{excess::excess, period::Period}};
+use crate::{
+    Allowance, DisplayedLimit,
+    diagnostics::Diagnostics,
+    file::RateLimitDraft,
+    limit::{excess::excess, period::Period},
+};
 
 /// What a rule allows, and the limit that responses display.
 pub(crate) struct RuleTerms {

@@ -4,7 +4,12 @@ use std::num::NonZeroU64;
 
 use tollgate_counter::algorithm::{Classic, FixedWindow, Limit, SlidingLog, SlidingWindow, Span};
 
-use crate::{diagnostics::Diagnostics, file::RateLimitDraft, limit::{KeyValue, excess::debt, terms::AtRate}, reader::Located};
+use crate::{
+    diagnostics::Diagnostics,
+    file::RateLimitDraft,
+    limit::{KeyValue, excess::debt, terms::AtRate},
+    reader::Located,
+};
 
 /// The maximum number of sub-windows of a window.
 const SUB_WINDOWS_MAX: u64 = 1_000;

@@ -8,7 +8,13 @@ use std::{
 
 use tollgate_counter::files;
 
-use crate::{Problems, RuleInput, Rules, Trial, compile::{compile_all, compile_trial}, contents::Contents, diagnostics::{Location, Problem, RuleOrigin}, yaml};
+use crate::{
+    Problems, RuleInput, Rules, Trial,
+    compile::{compile_all, compile_trial},
+    contents::Contents,
+    diagnostics::{Location, Problem, RuleOrigin},
+    yaml,
+};
 
 /// The maximum depth of nested directories.
 const DEPTH_MAX: usize = 16;

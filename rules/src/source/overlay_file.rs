@@ -3,10 +3,17 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::sync::watch;
-use tracing::{error, info};
 use tollgate_counter::files;
+use tracing::{error, info};
 
-use crate::{ActiveRules, Problems, diagnostics::{Location, Problem, RuleOrigin}, file_watch::{FileComparison, FileWatch, WatchedFiles, read_blocking}, overlay::Overlay, source::file_events::FileEvents, yaml};
+use crate::{
+    ActiveRules, Problems,
+    diagnostics::{Location, Problem, RuleOrigin},
+    file_watch::{FileComparison, FileWatch, WatchedFiles, read_blocking},
+    overlay::Overlay,
+    source::file_events::FileEvents,
+    yaml,
+};
 
 /// The active overlay, for the loader of the rules; `None` before the first valid one.
 pub type OverlayReceiver = watch::Receiver<Option<Arc<Overlay>>>;

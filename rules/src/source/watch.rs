@@ -3,10 +3,18 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::task::JoinHandle;
-use tracing::warn;
 use tollgate_counter::time::Clock;
+use tracing::warn;
 
-use crate::{ActiveRules, Problems, active_rules::PreparedRules, background::run_in_background, contents::Contents, file_watch::{FileComparison, FileWatch, WatchedFiles}, loader::RuleLoader, source::{FileSettings, file_events::FileEvents, files, mount}};
+use crate::{
+    ActiveRules, Problems,
+    active_rules::PreparedRules,
+    background::run_in_background,
+    contents::Contents,
+    file_watch::{FileComparison, FileWatch, WatchedFiles},
+    loader::RuleLoader,
+    source::{FileSettings, file_events::FileEvents, files, mount},
+};
 
 /// Loads the rules and reloads them when their files change.
 #[derive(Debug)]

@@ -6,7 +6,11 @@ use proptest::{collection::vec, prelude::*};
 use serde_json::{Map, Value as Json, json};
 
 use super::{problems, rules, sources};
-use crate::{DenialBody, DenialTemplate, DenialValues, Overlay, Problems, Rules, Unit, Variable, compile::{self, compile_all}, contents::Contents};
+use crate::{
+    DenialBody, DenialTemplate, DenialValues, Overlay, Problems, Rules, Unit, Variable,
+    compile::{self, compile_all},
+    contents::Contents,
+};
 
 /// A file with one rule and this body of the domain and of the rule, which are on lines 2 and 5.
 fn file(of_domain: &str, of_rule: &str) -> String {
@@ -167,8 +171,9 @@ fn candidates_and_unlimited_rules_have_no_body() {
 #[test]
 fn domain_has_one_body_in_all_its_documents() {
     let document = |body: &str| format!("domain: d\ndenial_body: {body}\n");
-    let compiled =
-        |bodies: [&str; 2]| compile(&sources([("a", &document(bodies[0])), ("b", &document(bodies[1]))]));
+    let compiled = |bodies: [&str; 2]| {
+        compile::compile(&sources([("a", &document(bodies[0])), ("b", &document(bodies[1]))]))
+    };
     assert!(compiled(["{text: a}", "{text: a}"]).is_ok());
     assert_eq!(
         compiled(["{text: a}", "{text: b}"]).unwrap_err().to_string(),

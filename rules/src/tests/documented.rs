@@ -3,7 +3,10 @@
 use super::rules;
 use tollgate_counter::algorithm::AlgorithmName;
 
-use crate::{Unit, Variable, keys::{AppliesTo, KEYS, KeySection}};
+use crate::{
+    Unit, Variable,
+    keys::{AppliesTo, KEYS, KeySection},
+};
 
 const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/rules.md"));
 

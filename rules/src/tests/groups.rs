@@ -9,7 +9,10 @@ use super::{
     networks::{domain_of, file, key, near_address, resource, spelled},
     problems, with,
 };
-use crate::{KeyedRules, Network, NetworkGroup, Problems, Rules, address, compile::compile_all, contents::Contents, overlay::Overlay};
+use crate::{
+    KeyedRules, Network, NetworkGroup, Problems, Rules, address, compile::compile_all, contents::Contents,
+    overlay::Overlay,
+};
 
 #[test]
 fn group_that_is_none_is_refused_with_its_place() {

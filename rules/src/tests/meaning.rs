@@ -4,9 +4,18 @@ use jiff::civil::Weekday;
 use serde_json::json;
 
 use super::rules;
-use tollgate_counter::{algorithm::{AlgorithmName, Calendar, CalendarUnit, Classic, Concurrency, Excess, FixedWindow, LeakyQueue, Limit, Operation, Rate, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window}, time::{SECOND, Timestamp}};
+use tollgate_counter::{
+    algorithm::{
+        AlgorithmName, Calendar, CalendarUnit, Classic, Concurrency, Excess, FixedWindow, LeakyQueue, Limit,
+        Operation, Rate, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+    },
+    time::{SECOND, Timestamp},
+};
 
-use crate::{Allowance, DisplayedLimit, Domain, OnDenied, OnOwnerUnavailable, Rule, RuleOptions, Rules, Unit, prefix_tree::TreeNode};
+use crate::{
+    Allowance, DisplayedLimit, Domain, OnDenied, OnOwnerUnavailable, Rule, RuleOptions, Rules, Unit,
+    prefix_tree::TreeNode,
+};
 
 fn only_rule(text: &str) -> Rule {
     let rules = rules(text);

@@ -10,7 +10,9 @@ use proptest::prelude::*;
 use super::{SECRET, keyed, path, problems, rules, with};
 use tollgate_counter::descriptor::{Entry, Key};
 
-use crate::{Allowance, Documents, KeyedRules, Network, ResourceLocation, RuleInput, RuleOrigin, compile, yaml};
+use crate::{
+    Allowance, Documents, KeyedRules, Network, ResourceLocation, RuleInput, RuleOrigin, compile, yaml,
+};
 
 const LIMIT: &str = "rate_limit: {unit: day, requests_per_unit: 1}";
 

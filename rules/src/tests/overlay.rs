@@ -2,7 +2,10 @@
 
 use tollgate_counter::algorithm::AlgorithmName;
 
-use crate::{Allowance, OnDenied, OnOwnerUnavailable, Problems, Rule, RuleInput, Rules, compile::compile_all, contents::Contents, overlay::Overlay};
+use crate::{
+    Allowance, OnDenied, OnOwnerUnavailable, Problems, Rule, RuleInput, Rules, compile::compile_all,
+    contents::Contents, overlay::Overlay,
+};
 
 const TREE: &str = "
 domain: edge

@@ -7,7 +7,11 @@ use std::{
 
 use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
-use crate::yaml::{Mark, Scalar, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue, bounds::{DEPTH_MAX, WEIGHT_MAX, duplicates, is_key, weight_of}, quote, simple};
+use crate::yaml::{
+    Mark, Scalar, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue,
+    bounds::{DEPTH_MAX, WEIGHT_MAX, duplicates, is_key, weight_of},
+    quote, simple,
+};
 
 /// The maximum file size: 16 MiB.
 pub const BYTES_MAX: usize = 16 << 20;

@@ -6,7 +6,10 @@
 
 use std::borrow::Cow;
 
-use crate::yaml::{Mark, Scalar, YamlNode, YamlPair, YamlValue, bounds::{DEPTH_MAX, WEIGHT_MAX, duplicates, is_key, weight_of}};
+use crate::yaml::{
+    Mark, Scalar, YamlNode, YamlPair, YamlValue,
+    bounds::{DEPTH_MAX, WEIGHT_MAX, duplicates, is_key, weight_of},
+};
 
 /// The maximum length of a key, far below that of YAML.
 const KEY_BYTES_MAX: usize = 256;

@@ -128,9 +128,9 @@ fn suggested(text: &str, source: &Requests, goal: Goal) -> Vec<Suggestion> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rules.yaml");
     fs::write(&path, &text).unwrap();
-    let mut replay = |trial: &rules::Trial, paths: &[String]| {
+    let mut replay = |trial: &tollgate_rules::Trial, paths: &[String]| {
         let mut table = RuleTable::default();
-        let rules = rules::load_trial(&path, trial).map_err(|problems| problems.to_string())?;
+        let rules = tollgate_rules::load_trial(&path, trial).map_err(|problems| problems.to_string())?;
         let side = Side::new(rules, &mut table, MEMORY, Refusals::WithShadow);
         let mut replay = Replay::new(table, side, None, 1_000);
         replay.run(&mut source.clone(), &progress)?;

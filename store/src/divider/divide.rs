@@ -3,9 +3,22 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tollgate_counter::{algorithm::{Granted, Limit, QuotaTerms}, resilience::{CALLER_SHARE, SharedUse}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Granted, Limit, QuotaTerms},
+    resilience::{CALLER_SHARE, SharedUse},
+    time::Timestamp,
+};
 
-use crate::{CounterView, Turn, divider::{DividerReport, DivisionOutcome, SubscriberId, Subscribers, assignment::{end_of_assignment, moved}, roster::SubscriberRoster, shares::Shares, slices::Slices}};
+use crate::{
+    CounterView, Turn,
+    divider::{
+        DividerReport, DivisionOutcome, SubscriberId, Subscribers,
+        assignment::{end_of_assignment, moved},
+        roster::SubscriberRoster,
+        shares::Shares,
+        slices::Slices,
+    },
+};
 
 /// The most subscribers of one limit. All of them go to another replica in one message.
 pub const SUBSCRIBERS_MAX: usize = 4_096;

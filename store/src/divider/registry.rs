@@ -10,9 +10,22 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tollgate_counter::{algorithm::{Granted, Limit, QuotaTerms}, descriptor::Key, each_apart, lock::Lock, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Granted, Limit, QuotaTerms},
+    descriptor::Key,
+    each_apart,
+    lock::Lock,
+    time::Timestamp,
+};
 
-use crate::{CounterView, Memory, Slot, Turn, divider::{Assignment, Divider, DividerReport, DivisionOutcome, SubscriberId, Subscribers, assignment::{end_of_assignment, moved}, stats::DividerStats}};
+use crate::{
+    CounterView, Memory, Slot, Turn,
+    divider::{
+        Assignment, Divider, DividerReport, DivisionOutcome, SubscriberId, Subscribers,
+        assignment::{end_of_assignment, moved},
+        stats::DividerStats,
+    },
+};
 
 /// Dividers are spread over so many locks.
 const SHARDS: usize = 64;

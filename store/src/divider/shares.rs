@@ -3,9 +3,20 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tollgate_counter::{algorithm::{Granted, HitRate, QuotaTerms}, time::{SECOND, Timestamp}};
+use tollgate_counter::{
+    algorithm::{Granted, HitRate, QuotaTerms},
+    time::{SECOND, Timestamp},
+};
 
-use crate::{CounterView, Turn, divider::{DivisionOutcome, LimitPart, SubscriberId, SubscriberState, SubscriberUsage, assignment::{DELIVERY_MAX, HEADROOM, UNCERTAIN, end_of_assignment, moved}, demand::SubscriberDemand, roster::SubscriberRoster}};
+use crate::{
+    CounterView, Turn,
+    divider::{
+        DivisionOutcome, LimitPart, SubscriberId, SubscriberState, SubscriberUsage,
+        assignment::{DELIVERY_MAX, HEADROOM, UNCERTAIN, end_of_assignment, moved},
+        demand::SubscriberDemand,
+        roster::SubscriberRoster,
+    },
+};
 
 mod assign;
 mod subscriber;

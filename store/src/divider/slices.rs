@@ -6,9 +6,21 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tollgate_counter::{algorithm::{Granted, QuotaTerms}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Granted, QuotaTerms},
+    time::Timestamp,
+};
 
-use crate::{CounterView, Turn, divider::{Assignment, DivisionOutcome, LimitPart, SubscriberId, SubscriberState, SubscriberUsage, assignment::{UNCERTAIN, end_of_assignment, moved}, demand::SubscriberDemand, max_min::{SubscriberClaim, divide, whole}, roster::SubscriberRoster}};
+use crate::{
+    CounterView, Turn,
+    divider::{
+        Assignment, DivisionOutcome, LimitPart, SubscriberId, SubscriberState, SubscriberUsage,
+        assignment::{UNCERTAIN, end_of_assignment, moved},
+        demand::SubscriberDemand,
+        max_min::{SubscriberClaim, divide, whole},
+        roster::SubscriberRoster,
+    },
+};
 
 mod subscriber;
 

@@ -3,7 +3,10 @@
 use std::num::{NonZeroU32, NonZeroU64};
 
 use super::*;
-use tollgate_counter::{algorithm::{Excess, FixedWindow, Limit, QuotaTerms, Rate, TokenBucket, Window}, time::SECOND};
+use tollgate_counter::{
+    algorithm::{Excess, FixedWindow, Limit, QuotaTerms, Rate, TokenBucket, Window},
+    time::SECOND,
+};
 
 mod laws;
 mod world;

@@ -1,30 +1,38 @@
 //! The reservation of a call in its counters: decided as a draft, then held in all of them or in none.
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::{Admission, Counter, Decision, HeldCharge, Limit, Operation}, packed_counter::Now};
+use tollgate_counter::{
+    algorithm::{Admission, Counter, Decision, HeldCharge, Limit, Operation},
+    packed_counter::Now,
+};
 
-use crate::{Decisions, HoldTerms, Reserved, held_counter::{HeldCounter, Room, peek}, holds::Holds, leased_decision::decide_leased};
+use crate::{
+    Decisions, HoldTerms, Reserved,
+    held_counter::{HeldCounter, Room, peek},
+    holds::Holds,
+    leased_decision::decide_leased,
+};
 
 /// A counter has too many holds, or all holds take too much memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Exhausted;
+pub struct Exhausted;
 
 /// What one check of a call reserves.
 #[derive(Debug)]
-pub(crate) struct Reserve<'a> {
+pub struct Reserve<'a> {
     /// The index of its counter.
-    pub(crate) counter: usize,
-    pub(crate) limit: &'a Limit,
+    pub counter: usize,
+    pub limit: &'a Limit,
     /// The id in it distinguishes the checks of one counter.
-    pub(crate) terms: HoldTerms,
-    pub(crate) hits: u64,
+    pub terms: HoldTerms,
+    pub hits: u64,
     /// Hits of the counter that other replicas have borrowed.
-    pub(crate) leased: u64,
+    pub leased: u64,
 }
 
 /// The decisions on the reservation of a call, before anything is held.
 #[derive(Debug)]
-pub(crate) struct ReservationDraft {
+pub struct ReservationDraft {
     pub(crate) decisions: SmallVec<[Decision; 2]>,
     // For each counter, what it was and what it would be; `None` if nothing new is charged.
     counters: SmallVec<[Option<(Counter, Counter)>; 2]>,
@@ -45,7 +53,7 @@ struct NewHold {
 /// Holds the charges of a call in its counters, whose holds that are due have ended, or none of them if `refused` says
 /// that the decisions refuse the call. A known id is answered as the first time and charges nothing. A refused check
 /// that does not refuse the call holds no hits.
-pub(crate) fn reserve(
+pub fn reserve(
     each: &[Reserve<'_>],
     counters: &mut [HeldCounter],
     now: Now,
@@ -188,12 +196,7 @@ impl ReservationDraft {
     }
 
     /// Adds the holds of what is charged.
-    pub(crate) fn hold(
-        self,
-        each: &[Reserve<'_>],
-        counters: &mut [HeldCounter],
-        now: Now,
-    ) -> Reserved {
+    pub(crate) fn hold(self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Reserved {
         let Self { decisions, new, has_ended, .. } = self;
         let mut charged = SmallVec::from_elem(0, each.len());
         for NewHold { check, hits, held } in new {

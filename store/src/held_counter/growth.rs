@@ -1,6 +1,9 @@
 //! What an operation has added to the memory of a counter is taken back if there is no room for it.
 
-use tollgate_counter::{algorithm::{Counter, Decision, Limit}, packed_counter::Now};
+use tollgate_counter::{
+    algorithm::{Counter, Decision, Limit},
+    packed_counter::Now,
+};
 
 use crate::held_counter::{HeldCounter, peek};
 

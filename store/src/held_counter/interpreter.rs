@@ -2,14 +2,26 @@
 
 use std::sync::Arc;
 
-use tollgate_counter::{algorithm::{Decision, Limit, Operation}, packed_counter::Now};
+use tollgate_counter::{
+    algorithm::{Decision, Limit, Operation},
+    packed_counter::Now,
+};
 
-use crate::{HoldTerms, UnknownId, held_counter::{HeldCounter, Room, draft::{Exhausted, Reserve, reserve}, peek}, holds::Holds, operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome}};
+use crate::{
+    HoldTerms, UnknownId,
+    held_counter::{
+        HeldCounter, Room,
+        draft::{Exhausted, Reserve, reserve},
+        peek,
+    },
+    holds::Holds,
+    operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome},
+};
 
 impl HeldCounter {
     /// Applies an operation on one counter, after its holds that are due have ended. Returns whether it has changed the
     /// counter.
-    pub(crate) fn apply(
+    pub fn apply(
         &mut self,
         limit: &Limit,
         operation: &CounterOperation,

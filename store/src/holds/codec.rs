@@ -1,9 +1,16 @@
 //! The wire format of holds. Their instants are sent as ages, except the ends of windows.
 
 use serde::{Deserialize, Serialize};
-use tollgate_counter::{algorithm::ChargePosition, packed_counter::{Age, put}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::ChargePosition,
+    packed_counter::{Age, put},
+    time::Timestamp,
+};
 
-use crate::{HOLDS_MAX, HOLD_TTL_MAX, HoldId, holds::{Holds, changes::HoldChanges}};
+use crate::{
+    HOLD_TTL_MAX, HOLDS_MAX, HoldId,
+    holds::{Holds, changes::HoldChanges},
+};
 
 /// The largest encoded limit, in bytes.
 const LIMIT_BYTES_MAX: usize = 128;

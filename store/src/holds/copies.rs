@@ -8,7 +8,14 @@ use std::{
 use rustc_hash::FxHasher;
 use tollgate_counter::algorithm::{ChargePosition, LogCounter};
 
-use crate::{HoldId, holds::{Hold, Holds, changes::{HoldChanges, Uncompared}, ended::EndedHold}};
+use crate::{
+    HoldId,
+    holds::{
+        Hold, Holds,
+        changes::{HoldChanges, Uncompared},
+        ended::EndedHold,
+    },
+};
 
 /// What is copied of the counter of the holds.
 #[derive(Clone, Copy, Debug)]

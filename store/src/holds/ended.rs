@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tollgate_counter::{algorithm::{Decision, Verdict}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Decision, Verdict},
+    time::Timestamp,
+};
 
 use crate::{Settled, holds::changes::Uncompared};
 
@@ -45,7 +48,10 @@ pub(super) mod oldest_first {
 
     use serde::{Deserialize, Deserializer, Serializer};
 
-    use crate::{HoldId, holds::{changes::Uncompared, ended::EndedHold}};
+    use crate::{
+        HoldId,
+        holds::{changes::Uncompared, ended::EndedHold},
+    };
 
     pub(in crate::holds) fn serialize<S: Serializer>(
         ended: &BTreeMap<HoldId, EndedHold>,

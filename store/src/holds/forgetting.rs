@@ -2,9 +2,20 @@
 
 use std::time::Duration;
 
-use tollgate_counter::{algorithm::{Decision, Verdict}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Decision, Verdict},
+    time::Timestamp,
+};
 
-use crate::{holds::{Holds, IDS_MAX, changes::Uncompared, ended::{EndedHold, HoldAnswer}, hold::{Hold, HoldState, RETENTION}}, reservation::{HOLD_TTL_MAX, HoldId, HoldTerms, SettleOutcome, Settled}};
+use crate::{
+    holds::{
+        Holds, IDS_MAX,
+        changes::Uncompared,
+        ended::{EndedHold, HoldAnswer},
+        hold::{Hold, HoldState, RETENTION},
+    },
+    reservation::{HOLD_TTL_MAX, HoldId, HoldTerms, SettleOutcome, Settled},
+};
 
 /// That many are forgotten at once, so that one more costs little.
 const FORGOTTEN_AT_ONCE: usize = 256;
@@ -108,12 +119,7 @@ impl Holds {
     }
 
     /// Retains a refund, as long as a charge of the same terms. The id must be unknown.
-    pub(crate) fn remember_refund(
-        &mut self,
-        terms: &HoldTerms,
-        decision: &Decision,
-        now: Timestamp,
-    ) {
+    pub(crate) fn remember_refund(&mut self, terms: &HoldTerms, decision: &Decision, now: Timestamp) {
         let Decision { remaining, reset_after, .. } = *decision;
         let outcome = SettleOutcome::Open;
         let reserved = 0;

@@ -3,12 +3,18 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tollgate_counter::{algorithm::{Admission, ChargePosition, Counter, HeldCharge, Limit}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Admission, ChargePosition, Counter, HeldCharge, Limit},
+    time::Timestamp,
+};
 
-use crate::{holds::{changes::Uncompared, ended::HoldAnswer}, reservation::{HoldId, OnExpiry}};
+use crate::{
+    holds::{changes::Uncompared, ended::HoldAnswer},
+    reservation::{HoldId, OnExpiry},
+};
 
 /// A hold is retained for this long after its expiry.
-pub(crate) const RETENTION: Duration = Duration::from_secs(60);
+pub const RETENTION: Duration = Duration::from_secs(60);
 
 /// One hold that still weighs something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

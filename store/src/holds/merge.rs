@@ -1,8 +1,14 @@
 //! Merges what two replicas have made of the same holds.
 
-use tollgate_counter::{algorithm::{Counter, HeldCharge, Limit}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Counter, HeldCharge, Limit},
+    time::Timestamp,
+};
 
-use crate::{HOLDS_MAX, HoldId, OnExpiry, holds::{HoldState, Holds}};
+use crate::{
+    HOLDS_MAX, HoldId, OnExpiry,
+    holds::{HoldState, Holds},
+};
 
 impl Holds {
     /// Adds to `counter` and its holds what another replica has made of `base`, an earlier state of both. Without room,

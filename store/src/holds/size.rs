@@ -1,6 +1,9 @@
 //! The memory that holds take.
 
-use crate::{holds::{Holds, ended::EndedHold, hold::Hold}, reservation::HoldId};
+use crate::{
+    holds::{Holds, ended::EndedHold, hold::Hold},
+    reservation::HoldId,
+};
 
 /// The approximate memory of an entry of a tree without key and value, in bytes.
 const TREE_ENTRY_BYTES: usize = 16;
@@ -47,6 +50,6 @@ impl Holds {
 }
 
 /// The bytes that one more hold of this id takes.
-pub(crate) fn id_bytes(id: &HoldId) -> usize {
+pub fn id_bytes(id: &HoldId) -> usize {
     Holds::bytes_of_one(id)
 }

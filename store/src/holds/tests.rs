@@ -5,7 +5,14 @@ use std::{collections::BTreeMap, time::Duration};
 use proptest::prelude::*;
 
 use super::*;
-use tollgate_counter::{algorithm::{Admission, Excess, LogCounter, laws::{any_limit, early, every_limit}}, packed_counter::put, time::SECOND};
+use tollgate_counter::{
+    algorithm::{
+        Admission, Excess, LogCounter,
+        laws::{any_limit, early, every_limit},
+    },
+    packed_counter::put,
+    time::SECOND,
+};
 
 mod held_counter;
 

@@ -3,9 +3,19 @@
 use std::{borrow::Cow, sync::Arc};
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::{Counter, Decision, Limit, Operation, PenaltyState}, descriptor::Key, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Counter, Decision, Limit, Operation, PenaltyState},
+    descriptor::Key,
+    time::Timestamp,
+};
 
-use crate::{Checks, Decisions, OpenHolds, Subscribers, decide_set::decide_set, held_counter::Room, memory::{LockedSlots, Memory}, operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome}};
+use crate::{
+    Checks, Decisions, OpenHolds, Subscribers,
+    decide_set::decide_set,
+    held_counter::Room,
+    memory::{LockedSlots, Memory},
+    operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome},
+};
 
 /// What operators do with counters in memory.
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +117,7 @@ impl Admin<'_> {
 
 impl CounterState {
     /// The state of a counter elsewhere from the outcome of a peek at `now`.
-    pub(crate) fn from_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
+    pub fn from_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
         let peek = outcome.decision;
         let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
         let idle_at = is_used.then(|| now.after(peek.reset_after));

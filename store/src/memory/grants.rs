@@ -4,9 +4,17 @@
 
 use std::time::Duration;
 
-use tollgate_counter::{algorithm::{Decision, Granted, HitRate, Limit, Operation, Verdict}, descriptor::Key, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Decision, Granted, HitRate, Limit, Operation, Verdict},
+    descriptor::Key,
+    time::Timestamp,
+};
 
-use crate::{memory::{Memory, locked::LockedSlots}, operation::charge_used, table::CounterGrant};
+use crate::{
+    memory::{Memory, locked::LockedSlots},
+    operation::charge_used,
+    table::CounterGrant,
+};
 
 /// What is granted of counters in memory. It goes to other replicas with the dividers of a slot.
 #[derive(Clone, Copy, Debug)]

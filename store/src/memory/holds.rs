@@ -5,7 +5,13 @@ use std::{collections::BTreeMap, mem};
 use smallvec::SmallVec;
 use tollgate_counter::{algorithm::Decision, descriptor::Key, time::Timestamp};
 
-use crate::{Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Settled, Slot, UnknownId, held_counter::{Exhausted, HeldCounter, ReservationDraft, Reserve, Room}, memory::{LockedSlots, Memory, tables::Taken}, operation::{CounterOperation, OperationOutcome}, table::SlotTable};
+use crate::{
+    Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Settled, Slot, UnknownId,
+    held_counter::{Exhausted, HeldCounter, ReservationDraft, Reserve, Room},
+    memory::{LockedSlots, Memory, tables::Taken},
+    operation::{CounterOperation, OperationOutcome},
+    table::SlotTable,
+};
 
 /// Why nothing is reserved. Nothing was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -217,7 +223,7 @@ impl LockedSlots<'_> {
 }
 
 /// The id of each check: checks of one counter are numbered.
-pub(crate) fn each_hold_id(checks: &[Check<'_>], id: &HoldId) -> SmallVec<[HoldId; 2]> {
+pub fn each_hold_id(checks: &[Check<'_>], id: &HoldId) -> SmallVec<[HoldId; 2]> {
     let mut seen: BTreeMap<Key, usize> = BTreeMap::new();
     let nth = |check: &Check<'_>| {
         let seen = seen.entry(check.key).or_default();

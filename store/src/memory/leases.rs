@@ -1,7 +1,11 @@
 //! Hits that are leased to other replicas. They are stored with the counter and count as charged until they are used or
 //! returned.
 
-use tollgate_counter::{algorithm::{Counter, Decision, Limit, Operation}, descriptor::Key, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Counter, Decision, Limit, Operation},
+    descriptor::Key,
+    time::Timestamp,
+};
 
 use crate::memory::Memory;
 

@@ -7,9 +7,25 @@ use std::{
 };
 
 use smallvec::{SmallVec, smallvec};
-use tollgate_counter::{algorithm::{Counter, Decision, Granted, Limit, Operation}, descriptor::Key, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Counter, Decision, Granted, Limit, Operation},
+    descriptor::Key,
+    time::Timestamp,
+};
 
-use crate::{Check, NotLocal, Slot, decide_set::decide_set, held_counter::HeldCounter, holds::Holds, leased_decision::{apply_leased, decide_leased}, memory::{CounterState, Memory, ownership::{OwnershipTable, SlotOwnership}}, operation::CounterOperation, table::SlotTable};
+use crate::{
+    Check, NotLocal, Slot,
+    decide_set::decide_set,
+    held_counter::HeldCounter,
+    holds::Holds,
+    leased_decision::{apply_leased, decide_leased},
+    memory::{
+        CounterState, Memory,
+        ownership::{OwnershipTable, SlotOwnership},
+    },
+    operation::CounterOperation,
+    table::SlotTable,
+};
 
 /// The locked slots of the checks of one call, at the instant of the call.
 pub(super) struct LockedSlots<'m> {

@@ -11,7 +11,13 @@ use std::{
 
 use tollgate_counter::{descriptor::Key, lock::Lock, time::Timestamp};
 
-use crate::{PendingUsage, Slot, budget::MemoryReservation, key_hasher::KeyHasher, slot_data::{self, UnknownRecords}, table::SlotTable};
+use crate::{
+    PendingUsage, Slot,
+    budget::MemoryReservation,
+    key_hasher::KeyHasher,
+    slot_data::{self, UnknownRecords},
+    table::SlotTable,
+};
 
 /// Beyond that many changed keys without a counter, a slot is copied as a whole.
 const GONE_KEYS_MAX: usize = 1_024;

@@ -71,9 +71,18 @@ mod tests {
     use std::{convert::Infallible, time::Duration};
 
     use super::*;
-    use tollgate_counter::{algorithm::{Decision, Limit, Operation, Verdict, laws::{every_limit, with_penalty}}, time::SECOND};
+    use tollgate_counter::{
+        algorithm::{
+            Decision, Limit, Operation, Verdict,
+            laws::{every_limit, with_penalty},
+        },
+        time::SECOND,
+    };
 
-    use crate::{Check, Memory, OnFull, OnRefusal, SlotData, memory::tests::{BYTES, NOW, key}};
+    use crate::{
+        Check, Memory, OnFull, OnRefusal, SlotData,
+        memory::tests::{BYTES, NOW, key},
+    };
 
     const DAY: u64 = 86_400 * SECOND;
     /// What the clock showed while it was 30 days ahead.

@@ -2,9 +2,24 @@
 
 use std::sync::atomic::Ordering;
 
-use tollgate_counter::{algorithm::{Limit, Operation}, descriptor::Key, packed_counter::PackedCounter, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Limit, Operation},
+    descriptor::Key,
+    packed_counter::PackedCounter,
+    time::Timestamp,
+};
 
-use crate::{Consumption, OnFull, Slot, SlotChanges, SlotData, SlotSnapshot, SlotSource, StoredSlot, budget::{Budget, MemoryReservation}, held_counter::HeldCounter, key_hasher::ByKey, memory::{Memory, ownership::{ChangedCounters, ChangedKeys, SideData, SlotOwnership}}, table::SlotTable};
+use crate::{
+    Consumption, OnFull, Slot, SlotChanges, SlotData, SlotSnapshot, SlotSource, StoredSlot,
+    budget::{Budget, MemoryReservation},
+    held_counter::HeldCounter,
+    key_hasher::ByKey,
+    memory::{
+        Memory,
+        ownership::{ChangedCounters, ChangedKeys, SideData, SlotOwnership},
+    },
+    table::SlotTable,
+};
 
 /// Slots in a cluster. Without a cluster, a store owns all slots and these methods do nothing.
 impl Memory {
@@ -138,22 +153,22 @@ impl Memory {
     }
 
     /// The memory limit, in bytes.
-    pub(crate) fn bytes_max(&self) -> u64 {
+    pub fn bytes_max(&self) -> u64 {
         self.tables.resources.budget.bytes_max() as u64
     }
 
     /// The bytes in use.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.tables.resources.budget.used()
     }
 
     /// What decides on new keys without memory.
-    pub(crate) fn on_full(&self) -> OnFull {
+    pub fn on_full(&self) -> OnFull {
         self.tables.on_full
     }
 
     /// Bytes outside of tables that count in the memory limit.
-    pub(crate) fn reservation(&self) -> MemoryReservation {
+    pub fn reservation(&self) -> MemoryReservation {
         MemoryReservation::new(&self.tables.resources.budget)
     }
 

@@ -5,9 +5,23 @@ use std::{
     sync::{Arc, MutexGuard, atomic::Ordering},
 };
 
-use tollgate_counter::{algorithm::{Counter, Decision, Limit, Receipt, Verdict}, descriptor::Key, lock::Lock, packed_counter::{Now, PackedCounter}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{Counter, Decision, Limit, Receipt, Verdict},
+    descriptor::Key,
+    lock::Lock,
+    packed_counter::{Now, PackedCounter},
+    time::Timestamp,
+};
 
-use crate::{Check, OnFull, Slot, budget::Budget, held_counter::{HeldCounter, Room, TakenBack}, holds::{HoldSize, Holds}, operation::CounterOperation, slot_data::HeldConsumption, table::{BYTES_FIRST, EventCounter, HoldTotals, SlotTable, TableResources}};
+use crate::{
+    Check, OnFull, Slot,
+    budget::Budget,
+    held_counter::{HeldCounter, Room, TakenBack},
+    holds::{HoldSize, Holds},
+    operation::CounterOperation,
+    slot_data::HeldConsumption,
+    table::{BYTES_FIRST, EventCounter, HoldTotals, SlotTable, TableResources},
+};
 
 mod shedding;
 
@@ -346,7 +360,7 @@ impl Before {
 
 impl OnFull {
     /// The decision in place of one whose counter could not be stored.
-    pub(crate) fn without_memory(self, decision: Decision) -> Decision {
+    pub fn without_memory(self, decision: Decision) -> Decision {
         let verdict = match self {
             _ if !decision.verdict.passes() => decision.verdict,
             Self::Allow => Verdict::Pass,

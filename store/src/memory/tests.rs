@@ -9,7 +9,15 @@ use std::{
 use proptest::prelude::*;
 
 use super::*;
-use tollgate_counter::{algorithm::{Calendar, CalendarUnit, Classic, Excess, FixedWindow, Granted, HitRate, LeakyQueue, Limit, Operation, Rate, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window, laws::{any_limit, with_penalty}}, descriptor::{Entry, KeyText, Secret}, time::SECOND};
+use tollgate_counter::{
+    algorithm::{
+        Calendar, CalendarUnit, Classic, Excess, FixedWindow, Granted, HitRate, LeakyQueue, Limit, Operation,
+        Rate, SlidingLog, SlidingWindow, Span, SteppedBucket, TokenBucket, Verdict, Window,
+        laws::{any_limit, with_penalty},
+    },
+    descriptor::{Entry, KeyText, Secret},
+    time::SECOND,
+};
 
 use crate::{BYTES_MIN, Check, Checks, Epoch, OnRefusal, SlotSource, Turn};
 

@@ -3,9 +3,18 @@
 //! A version byte, a byte for the extent and the lead of the sender's clock, if any; then records until the end: the
 //! key in 16 bytes, a tag, a length and the fields. Records with unknown tags are retained and written unchanged.
 
-use tollgate_counter::{descriptor::Key, packed_counter::{Age, Decoded, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put}, time::Timestamp};
+use tollgate_counter::{
+    descriptor::Key,
+    packed_counter::{Age, Decoded, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put},
+    time::Timestamp,
+};
 
-use crate::{PendingUsage, SlotData, holds::{DecodedHolds, Holds}, lead::Lead, slot_data::{SlotDataExtent, pending_usage::CounterUsage}};
+use crate::{
+    PendingUsage, SlotData,
+    holds::{DecodedHolds, Holds},
+    lead::Lead,
+    slot_data::{SlotDataExtent, pending_usage::CounterUsage},
+};
 
 /// The first byte.
 const VERSION: u8 = 3;

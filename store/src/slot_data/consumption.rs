@@ -4,7 +4,14 @@ use std::cmp::Reverse;
 
 use tollgate_counter::time::Timestamp;
 
-use crate::{held_counter::HeldCounter, key_hasher::ByKey, slot_data::{bytes::CUT_DIVISOR, pending_usage::{CounterUsage, PendingUsage}}};
+use crate::{
+    held_counter::HeldCounter,
+    key_hasher::ByKey,
+    slot_data::{
+        bytes::CUT_DIVISOR,
+        pending_usage::{CounterUsage, PendingUsage},
+    },
+};
 
 /// What another replica has counted in a slot since an earlier state of it.
 #[derive(Clone, Debug, Default)]

@@ -4,7 +4,11 @@ use std::cmp::Reverse;
 
 use tollgate_counter::{packed_counter::PackedCounter, time::Timestamp};
 
-use crate::table::{SlotTable, hash_table::{HashTable, buckets_for, bytes_of, next_after}, resources::TableResources};
+use crate::table::{
+    SlotTable,
+    hash_table::{HashTable, buckets_for, bytes_of, next_after},
+    resources::TableResources,
+};
 
 /// An eviction frees one eighth of the table, so that evictions are rare.
 pub(super) const EVICT_DIVISOR: usize = 8;
@@ -74,12 +78,7 @@ impl SlotTable {
 
     /// Evicts an eighth as an insertion does, of the counters that cost at most `cost_max`, and releases their memory.
     /// Returns whether there are any.
-    pub(crate) fn shed(
-        &mut self,
-        cost_max: u8,
-        now: Timestamp,
-        resources: &TableResources,
-    ) -> bool {
+    pub(crate) fn shed(&mut self, cost_max: u8, now: Timestamp, resources: &TableResources) -> bool {
         let has_evicted = self.evict_up_to(cost_max, now, resources) > 0;
         if has_evicted {
             self.resize(buckets_for(self.len()), resources);
@@ -89,12 +88,7 @@ impl SlotTable {
 
     /// Drops counters until the others take at most `bytes_max` bytes: first those with the lowest eviction cost, last
     /// those that refuse now. Returns how many of the latter it drops.
-    pub(crate) fn cut_to(
-        &mut self,
-        bytes_max: usize,
-        now: Timestamp,
-        resources: &TableResources,
-    ) -> usize {
+    pub(crate) fn cut_to(&mut self, bytes_max: usize, now: Timestamp, resources: &TableResources) -> usize {
         let bytes = self.bytes();
         let heap = self.heap_bytes();
         let mut counters: Vec<_> = std::mem::take(&mut self.buckets).into_counters().collect();

@@ -5,7 +5,10 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 use tollgate_counter::packed_counter::PackedCounter;
 
-use crate::table::{hash_table::{HashTable, buckets_for, bytes_of, capacity_of, next_after}, tests::{key, packed}};
+use crate::table::{
+    hash_table::{HashTable, buckets_for, bytes_of, capacity_of, next_after},
+    tests::{key, packed},
+};
 
 #[derive(Clone, Copy, Debug)]
 enum Step {

@@ -5,7 +5,10 @@ use std::{num::NonZeroU64, sync::Arc};
 use proptest::prelude::*;
 
 use super::*;
-use tollgate_counter::{algorithm::{Counter, DebtCounter, Excess, Limit, Operation, Rate, SlidingLog, Span, TokenBucket}, time::SECOND};
+use tollgate_counter::{
+    algorithm::{Counter, DebtCounter, Excess, Limit, Operation, Rate, SlidingLog, Span, TokenBucket},
+    time::SECOND,
+};
 
 use crate::{budget::Budget, table::eviction::EVICT_DIVISOR};
 

@@ -4,7 +4,10 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::{Counter, Limit, Rate, SteppedBucket, TokenBucket, own}, time::{SECOND, Timestamp}};
+use crate::{
+    algorithm::{Counter, Limit, Rate, SteppedBucket, TokenBucket, own},
+    time::{SECOND, Timestamp},
+};
 
 /// Windows shorter than this are divided as rates.
 const RATE_WINDOW_NANOS_MAX: u64 = 10 * SECOND;
@@ -92,7 +95,7 @@ impl Limit {
     /// The limit without a part of its rate and of its burst. It uses the same counters: a bucket of which the whole
     /// rate is granted keeps what it holds.
     #[must_use]
-    pub(crate) fn without_rate_and_burst(&self, HitRate { per_second, burst }: HitRate) -> Self {
+    pub fn without_rate_and_burst(&self, HitRate { per_second, burst }: HitRate) -> Self {
         if per_second == 0 && burst == 0 {
             return self.clone();
         }
@@ -133,7 +136,7 @@ impl Limit {
 impl Limit {
     /// Keeps what a bucket lacks while other parts of its rate are granted than `before`: as many hits, which come back
     /// at the rate that is left. At most two bursts, in case that another replica has added what it read at another rate.
-    pub(crate) fn keep_debt(&self, counter: &mut Counter, before: HitRate, after: HitRate, now: Timestamp) {
+    pub fn keep_debt(&self, counter: &mut Counter, before: HitRate, after: HitRate, now: Timestamp) {
         match (self.without_rate_and_burst(before), self.without_rate_and_burst(after)) {
             (Self::TokenBucket(before), Self::TokenBucket(after))
             | (Self::LeakyBucket(before), Self::LeakyBucket(after)) => {
@@ -168,7 +171,10 @@ fn closed_if_still(bucket: TokenBucket) -> TokenBucket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{algorithm::{Classic, Counter, Excess, Operation, Rate, Window}, time::Timestamp};
+    use crate::{
+        algorithm::{Classic, Counter, Excess, Operation, Rate, Window},
+        time::Timestamp,
+    };
 
     fn bucket(hits: u64, nanos: u64, burst: u64) -> Limit {
         let [hits, nanos] = [hits, nanos].map(|number| NonZeroU64::new(number).unwrap());

@@ -2,11 +2,17 @@
 
 use std::any::Any;
 
-use crate::{algorithm::{Algorithm, ChargePosition, Counter, Decision, HeldCharge, Limit, Operation, Variant, each_algorithm, own}, time::Timestamp};
+use crate::{
+    algorithm::{
+        Algorithm, ChargePosition, Counter, Decision, HeldCharge, Limit, Operation, Variant, each_algorithm,
+        own,
+    },
+    time::Timestamp,
+};
 
 impl Limit {
     /// The charge of `hits` that has made `after` of `before` at `now`.
-    pub(crate) fn held(&self, before: &Counter, after: &Counter, hits: u64, now: Timestamp) -> HeldCharge {
+    pub fn held(&self, before: &Counter, after: &Counter, hits: u64, now: Timestamp) -> HeldCharge {
         let position = self.position(after, now);
         let floor = self.weight(after, position, now);
         // A debt may be cut to less than the charge, and an earlier charge may be in another position.
@@ -15,12 +21,12 @@ impl Limit {
     }
 
     /// Records what `counter` weighs now. Call this before and after each change of the counter.
-    pub(crate) fn observe(&self, held: &mut HeldCharge, counter: &Counter, now: Timestamp) {
+    pub fn observe(&self, held: &mut HeldCharge, counter: &Counter, now: Timestamp) {
         held.floor = held.floor.min(self.weight(counter, held.position, now));
     }
 
     /// Takes back all but `retained` hits of a held charge, as far as they still count. Returns the units taken back.
-    pub(crate) fn lighten(
+    pub fn lighten(
         &self,
         counter: &mut Counter,
         held: &mut HeldCharge,
@@ -69,7 +75,7 @@ impl Limit {
     }
 
     /// Refunds `hits`: those of calls before those that are `held`.
-    pub(crate) fn refund_beside(
+    pub fn refund_beside(
         &self,
         counter: &mut Counter,
         held: &[HeldCharge],
@@ -82,7 +88,7 @@ impl Limit {
     }
 
     /// Converts a held charge of the same counter under another limit.
-    pub(crate) fn convert(&self, held: &mut HeldCharge, before: &Self) {
+    pub fn convert(&self, held: &mut HeldCharge, before: &Self) {
         let limit = self.plain();
         let before = before.plain();
         held.taken = limit.converted(held.taken, before);
@@ -100,7 +106,7 @@ impl Limit {
 
     /// Charges `hits` that were used already: as a debt if the limit allows one, otherwise as far as the limit goes.
     /// A penalty neither prevents it nor counts it. Returns the hits that were charged, and the decision on them.
-    pub(crate) fn charge_used(&self, counter: &mut Counter, hits: u64, now: Timestamp) -> (u64, Decision) {
+    pub fn charge_used(&self, counter: &mut Counter, hits: u64, now: Timestamp) -> (u64, Decision) {
         let limit = self.plain();
         let mut charged = counter.clone();
         let decision = limit.decide(&mut charged, now, Operation::Charge(hits));

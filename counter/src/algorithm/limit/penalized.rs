@@ -7,7 +7,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
-use crate::{algorithm::{Admission, Algorithm, ChargePosition, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, HeldCharge, LeakyQueue, Limit, Operation, Penalized, Penalty, PenaltyRecord, PenaltyState, Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Verdict, Window}, time::Timestamp};
+use crate::{
+    algorithm::{
+        Admission, Algorithm, ChargePosition, Classic, Concurrency, Counter, Decision, Excess, FixedWindow,
+        HeldCharge, LeakyQueue, Limit, Operation, Penalized, Penalty, PenaltyRecord, PenaltyState, Receipt,
+        SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Verdict, Window,
+    },
+    time::Timestamp,
+};
 
 macro_rules! received {
     ($($variant:ident($limit:ident)),* $(,)?) => {
@@ -262,7 +269,7 @@ impl Algorithm for Penalized {
 
 impl Limit {
     /// The limit that decides at `now` on `counter`: without its penalty, unless one lasts.
-    pub(crate) fn penalized_now(&self, counter: &Counter, now: Timestamp) -> &Self {
+    pub fn penalized_now(&self, counter: &Counter, now: Timestamp) -> &Self {
         let lasts = counter.record().is_some_and(|record| now < record.until);
         if lasts { self } else { self.plain() }
     }

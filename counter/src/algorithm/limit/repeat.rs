@@ -7,7 +7,7 @@ use crate::algorithm::{Excess, Limit, Operation};
 impl Limit {
     /// The time after which `operation`, which has just passed with this much `remaining` and this `reset_after`, passes
     /// again without further charges: zero if it passes at once, otherwise an upper bound. `None` if none is known.
-    pub(crate) fn repeats_after(
+    pub fn repeats_after(
         &self,
         operation: Operation,
         remaining: u64,
@@ -44,7 +44,7 @@ impl Limit {
     }
 
     /// Whether `operation` passes when nothing was charged. Otherwise it never passes.
-    pub(crate) fn can_pass(&self, operation: Operation) -> bool {
+    pub fn can_pass(&self, operation: Operation) -> bool {
         match operation {
             Operation::Peek => self.allowance() > 0,
             Operation::Charge(_) => self.hits_needed(operation) <= self.allowance(),

@@ -9,7 +9,7 @@ use crate::algorithm::log_counter::entry::LogEntry;
 /// What has changed in a log since the last copy of changes; `None` if the next copy has everything. It does not
 /// distinguish two logs.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LogChanges(Option<Box<SinceCopy>>);
+pub struct LogChanges(Option<Box<SinceCopy>>);
 
 #[derive(Clone, Debug, Default)]
 struct SinceCopy {
@@ -25,7 +25,7 @@ struct SinceCopy {
 
 /// An entry of the last copy whose hits have changed since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct LogEdit {
+pub struct LogEdit {
     /// The position in the last copy.
     position: u16,
     /// The hits now; 0 if the entry has gone.
@@ -34,7 +34,7 @@ pub(crate) struct LogEdit {
 
 /// The changes as they are sent: how many of the oldest entries of the earlier copy have gone, how many entries it has
 /// then, and the changed ones of them.
-pub(crate) type SentChanges = (u16, u16, Vec<LogEdit>);
+pub type SentChanges = (u16, u16, Vec<LogEdit>);
 
 impl PartialEq for LogChanges {
     fn eq(&self, _: &Self) -> bool {

@@ -6,7 +6,7 @@ use crate::time::Timestamp;
 
 /// Hits of one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct LogEntry {
+pub struct LogEntry {
     pub(crate) at: Timestamp,
     pub(crate) hits: u64,
 }

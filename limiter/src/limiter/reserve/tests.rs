@@ -1,7 +1,10 @@
 use std::{sync::Arc, time::Duration};
 
 use super::*;
-use tollgate_counter::{descriptor::Entry, time::{Clock, SECOND, Timestamp}};
+use tollgate_counter::{
+    descriptor::Entry,
+    time::{Clock, SECOND, Timestamp},
+};
 use tollgate_rules::{ActiveRules, Rules};
 use tollgate_store::{Memory, OnExpiry, OnFull};
 

@@ -2,9 +2,15 @@
 
 use std::time::Duration;
 
-use tollgate_counter::{algorithm::HitRate, time::{SECOND, Timestamp}};
+use tollgate_counter::{
+    algorithm::HitRate,
+    time::{SECOND, Timestamp},
+};
 
-use crate::divider::shares::{SHARE_MAX, Shares, subscriber::{HYSTERESIS_DIVISOR, ShareSubscriber}};
+use crate::divider::shares::{
+    SHARE_MAX, Shares,
+    subscriber::{HYSTERESIS_DIVISOR, ShareSubscriber},
+};
 
 /// So much of what is claimed stays unused at most: one of so many.
 const UNUSED_DIVISOR: u64 = 50;

@@ -3,9 +3,18 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tollgate_counter::{algorithm::{HitRate, QuotaTerms}, time::Timestamp};
+use tollgate_counter::{
+    algorithm::{HitRate, QuotaTerms},
+    time::Timestamp,
+};
 
-use crate::divider::{Assignment, assignment::{HEADROOM, end_of_assignment}, demand::SubscriberDemand, roster::Subscribed, shares::{tokens::BucketTokens, turns::Turns}};
+use crate::divider::{
+    Assignment,
+    assignment::{HEADROOM, end_of_assignment},
+    demand::SubscriberDemand,
+    roster::Subscribed,
+    shares::{tokens::BucketTokens, turns::Turns},
+};
 
 /// The time after which a smaller share is in force. Greater ones wait for it.
 pub(super) const SETTLE: Duration = Duration::from_millis(500);

@@ -2,7 +2,11 @@
 
 use tollgate_counter::time::Timestamp;
 
-use crate::divider::{assignment::HEADROOM, max_min::{SubscriberClaim, divide, whole}, shares::{SHARE_MAX, Shares, subscriber::ShareSubscriber, turns::Turns}};
+use crate::divider::{
+    assignment::HEADROOM,
+    max_min::{SubscriberClaim, divide, whole},
+    shares::{SHARE_MAX, Shares, subscriber::ShareSubscriber, turns::Turns},
+};
 
 /// The part of the rate that subscribers get at least, together, if they request it: one of so many.
 const FLOOR_DIVISOR: f64 = 20.0;

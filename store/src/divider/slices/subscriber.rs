@@ -5,7 +5,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{algorithm::QuotaTerms, time::Timestamp};
 
-use crate::divider::{Assignment, SubscriberUsage, assignment::end_of_assignment, demand::SubscriberDemand, roster::Subscribed};
+use crate::divider::{
+    Assignment, SubscriberUsage, assignment::end_of_assignment, demand::SubscriberDemand, roster::Subscribed,
+};
 
 /// A slice is for the demand of this many seconds.
 pub(super) const SLICE_SECONDS: f64 = 10.0;

@@ -2,9 +2,19 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use tollgate_counter::{algorithm::{Limit, Operation, QuotaTerms}, descriptor::{Entry, Key, KeyText, Secret}, time::{SECOND, Timestamp}};
+use tollgate_counter::{
+    algorithm::{Limit, Operation, QuotaTerms},
+    descriptor::{Entry, Key, KeyText, Secret},
+    time::{SECOND, Timestamp},
+};
 
-use crate::{Check, Memory, OnFull, OnRefusal, divider::{ASSIGNMENT_TTL, Assignment, Assignments, DividerReport, Dividers, SubscriberId, SubscriberReport, SubscriberUsage}};
+use crate::{
+    Check, Memory, OnFull, OnRefusal,
+    divider::{
+        ASSIGNMENT_TTL, Assignment, Assignments, DividerReport, Dividers, SubscriberId, SubscriberReport,
+        SubscriberUsage,
+    },
+};
 
 /// One tick before a minute.
 pub(super) const START: Timestamp = Timestamp::from_nanos(1_790_000_040 * SECOND - TICK);

@@ -1,9 +1,16 @@
 //! Tests of a counter with its holds, as every store has it.
 
 use super::*;
-use tollgate_counter::{algorithm::{Concurrency, SlidingLog, Span}, packed_counter::Now};
+use tollgate_counter::{
+    algorithm::{Concurrency, SlidingLog, Span},
+    packed_counter::Now,
+};
 
-use crate::{UnknownId, held_counter::{HeldCounter, Room}, operation::{CounterOperation, OperationOutcome}};
+use crate::{
+    UnknownId,
+    held_counter::{HeldCounter, Room},
+    operation::{CounterOperation, OperationOutcome},
+};
 
 /// A counter with its holds, as every store has it.
 struct Held<'l> {

@@ -7,9 +7,20 @@ use std::{
 };
 
 use super::*;
-use tollgate_counter::{algorithm::{Limit, Operation, laws::every_limit}, time::SECOND};
+use tollgate_counter::{
+    algorithm::{Limit, Operation, laws::every_limit},
+    time::SECOND,
+};
 
-use crate::{BYTES_MIN, CounterOperation, HOLDS_MAX, HOLD_RETENTION, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, OnExpiry, OnFull, OnRefusal, SettleOutcome, SlotData, holds::IDS_MAX, memory::{tables::SHARE_DIVISOR, tests::{BYTES, NOW, key, left, window}}};
+use crate::{
+    BYTES_MIN, CounterOperation, HOLD_RETENTION, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLDS_MAX, OnExpiry, OnFull,
+    OnRefusal, SettleOutcome, SlotData,
+    holds::IDS_MAX,
+    memory::{
+        tables::SHARE_DIVISOR,
+        tests::{BYTES, NOW, key, left, window},
+    },
+};
 
 mod copies;
 mod merging;

@@ -5,9 +5,15 @@ use std::convert::Infallible;
 use proptest::prelude::*;
 
 use super::*;
-use tollgate_counter::{algorithm::{SteppedBucket, Verdict, laws::every_limit}, time::SECOND};
+use tollgate_counter::{
+    algorithm::{SteppedBucket, Verdict, laws::every_limit},
+    time::SECOND,
+};
 
-use crate::{Check, Checks, NotLocal, OnFull, OnRefusal, Slot, SlotData, memory::tests::{BYTES, NOW, bucket, key, second_of, window}};
+use crate::{
+    Check, Checks, NotLocal, OnFull, OnRefusal, Slot, SlotData,
+    memory::tests::{BYTES, NOW, bucket, key, second_of, window},
+};
 
 fn sharing() -> Memory {
     let memory = Memory::new(BYTES, OnFull::Deny).with_slots(2).shared();

@@ -3,9 +3,17 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tollgate_counter::{algorithm::{Excess, Limit, LogCounter, Operation, SlidingLog, Span, laws::every_limit}, descriptor::Key, packed_counter::PackedCounter, time::{SECOND, Timestamp}};
+use tollgate_counter::{
+    algorithm::{Excess, Limit, LogCounter, Operation, SlidingLog, Span, laws::every_limit},
+    descriptor::Key,
+    packed_counter::PackedCounter,
+    time::{SECOND, Timestamp},
+};
 
-use crate::{Check, Checks, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, SlotData, UnknownId, memory::tests::{BYTES, NOW, stored}};
+use crate::{
+    Check, Checks, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, SlotData, UnknownId,
+    memory::tests::{BYTES, NOW, stored},
+};
 
 const DAY: u64 = 86_400 * SECOND;
 /// The most bytes of a backup in addition to those of its counters.

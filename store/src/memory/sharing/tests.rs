@@ -5,9 +5,15 @@ use std::convert::Infallible;
 use proptest::prelude::*;
 
 use super::*;
-use tollgate_counter::{algorithm::{Counter, Decision, laws::every_limit}, time::SECOND};
+use tollgate_counter::{
+    algorithm::{Counter, Decision, laws::every_limit},
+    time::SECOND,
+};
 
-use crate::{Check, Checks, CounterOperation, NotLocal, OnFull, OnRefusal, PendingUsage, SlotDecodeError, memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, stored, window}};
+use crate::{
+    Check, Checks, CounterOperation, NotLocal, OnFull, OnRefusal, PendingUsage, SlotDecodeError,
+    memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, stored, window},
+};
 
 mod clocks;
 mod memory_limit;
