@@ -106,9 +106,9 @@ fn divide(units: u128, by: NonZeroU64) -> (u128, u64) {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DebtCounter {
     /// The last whole nanosecond before the debt is paid.
-    pub(crate) paid_at: Timestamp,
+    pub paid_at: Timestamp,
     /// Units that are then still owed: less than one nanosecond pays.
-    pub(crate) rest: u64,
+    pub rest: u64,
 }
 
 /// A charge to a debt.
