@@ -24,6 +24,7 @@ pub use layout::PackedCounter;
 /// The instant of an operation.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
+    /// The time of the operation.
     pub now: Timestamp,
     /// When the clock gave up a lead, if it has one; not after `now`.
     pub given_up: Option<Timestamp>,

@@ -181,5 +181,4 @@ fn main() {
     measure::<Tables>("own", &keys);
     measure::<Hashbrown>("hashbrown", &keys);
     measure::<DashMap<Key, PackedCounter, Hash>>("dashmap", &keys);
-    // Keeps the second variant, which makes the stand-in as large as a counter.
 }

@@ -17,10 +17,14 @@ pub const COUNTER_ONLY: ForwardPolicy =
 /// An operation on one counter, with all that it needs.
 #[derive(Clone, Debug)]
 pub struct CounterCheck {
+    /// The key of the counter.
     pub key: Key,
+    /// The limit that decides.
     pub limit: Limit,
+    /// What is asked of the counter.
     pub operation: CounterOperation,
     pub(crate) on_refusal: OnRefusal,
+    /// What happens if the owner is not reached.
     pub policy: ForwardPolicy,
 }
 
@@ -30,7 +34,9 @@ pub type CounterChecks = SmallVec<[CounterCheck; 1]>;
 /// The outcome of an operation on a counter elsewhere.
 #[derive(Clone, Debug)]
 pub struct RemoteOutcome {
+    /// What the operation has come to.
     pub outcome: OperationOutcome,
+    /// Where it was decided.
     pub decided_by: DecidedBy,
 }
 

@@ -60,7 +60,9 @@ pub type Outcomes = Pin<Box<dyn Future<Output = RemoteOutcomes> + Send>>;
 /// Operations that are submitted together: sent at once and awaited together, so the work is linear in their number.
 #[derive(Debug)]
 pub struct Submission<'c> {
+    /// The operations.
     pub checks: &'c [CounterCheck],
+    /// Whether they wait for one another.
     pub mode: SubmissionMode,
     /// How long the call waits.
     pub within: Duration,

@@ -2,9 +2,10 @@
 
 use std::{fmt, num::NonZeroU32};
 
-use serde::{Deserialize, Serialize};
-use tollgate_counter::algorithm::QuotaTerms;
-use tollgate_counter::{algorithm::Limit, descriptor::Entry};
+use tollgate_counter::{
+    algorithm::{Limit, QuotaTerms},
+    descriptor::Entry,
+};
 
 use crate::{
     diagnostics::Diagnostics,
@@ -29,6 +30,7 @@ pub struct Quota {
     pub key: String,
     /// The value of the pair.
     pub value: String,
+    /// What these buckets are entitled to.
     pub terms: QuotaTerms,
 }
 

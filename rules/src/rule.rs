@@ -38,6 +38,7 @@ pub struct Rule {
     pub location: Location,
     /// Behind a pointer, because a large file has many rules, and most have none. Read by [`Rule::options`].
     pub options: Option<Box<RuleOptions>>,
+    /// What is counted of the rule.
     pub stats: StatsHandle,
 }
 

@@ -1,6 +1,6 @@
 //! Decides calls: the one handler of every method.
 //!
-//! Calls that are read together share one view of rules, secret and time. [`Batch::handle`] decides calls whose
+//! Calls that are read together share one view of rules, secret and time. [`ReadBatch::handle`] decides calls whose
 //! counters are local without waiting; [`Api::handle`] decides any call.
 
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::api::{
     v1::PartialDecision,
 };
 
-/// Result of [`Batch::handle`].
+/// Result of [`ReadBatch::handle`].
 #[derive(Debug)]
 pub enum Handled {
     /// The call is decided.
@@ -97,8 +97,8 @@ impl Api {
         }
     }
 
-    /// Continues [`Handled::Unfinished`]. If the answer needs the request, the message is decoded again, because a decoded
-    /// call borrows its bytes and is large while it waits.
+    /// Continues [`Handled::Unfinished`]. If the answer needs the request, the message is decoded again, because a
+    /// decoded call borrows its bytes and is large while it waits.
     pub async fn finish(
         &self,
         call: Call<'_>,

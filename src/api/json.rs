@@ -81,8 +81,8 @@ fn descriptor(method: Method) -> MethodDescriptor {
     found.expect("the service has every method")
 }
 
-/// Counts requests, descriptors and entries. Malformed text passes if the part before the error is within `bounds`: the parser
-/// builds that part and fails at the same byte.
+/// Counts requests, descriptors and entries. Malformed text passes if the part before the error is within `bounds`: the
+/// parser builds that part and fails at the same byte.
 fn check_bounds(position: Position, json: &[u8], bounds: RequestBounds) -> Result<(), JsonError> {
     let mut count = Count { size: CallSize::new(bounds), too_large: None };
     let mut reader = serde_json::Deserializer::from_slice(json);

@@ -34,9 +34,11 @@ pub struct HeldCounter {
 /// The result of decoding a counter with its holds.
 #[derive(Debug)]
 pub enum DecodedHeldCounter {
+    /// A counter of this version.
     Counter(HeldCounter),
     /// A part of it is unknown to this version.
     Unknown,
+    /// The bytes are no counter.
     Malformed,
 }
 

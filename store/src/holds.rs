@@ -45,7 +45,9 @@ pub(super) struct KnownAnswer {
 /// How many holds have expired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expired {
+    /// Holds whose hits were given back.
     pub released: usize,
+    /// Holds whose hits stay charged.
     pub charged: usize,
 }
 

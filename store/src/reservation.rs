@@ -55,8 +55,9 @@ pub enum OnExpiry {
 /// How a call reserves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldTerms {
+    /// The id of the reservation.
     pub id: HoldId,
-    // Random, if there are several owners: only holds of the same attempt are withdrawn.
+    /// Random, if there are several owners: only holds of the same attempt are withdrawn.
     pub attempt: u64,
     pub(crate) ttl: Duration,
     pub(crate) on_expiry: OnExpiry,

@@ -32,6 +32,7 @@ pub struct MessageFields<'m> {
 }
 
 impl<'m> MessageFields<'m> {
+    /// The fields of a message.
     pub fn new(message: &'m [u8]) -> Self {
         Self { rest: message }
     }

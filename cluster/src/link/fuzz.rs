@@ -33,7 +33,7 @@ use crate::{
         connection::run_accepted,
         drive::{SpawnedTasks, drive},
         frame::{Frame, Kind, PIECE_BYTES_MAX, Piece},
-        hub::{COMMANDS_MAX, Hub, LinkHub},
+        hub::{COMMANDS_MAX, Hub, HubState},
     },
     trust::Credentials,
 };
@@ -95,7 +95,7 @@ async fn run(bytes: &[u8]) -> Sent {
     let (commands, _commands) = mpsc::channel(COMMANDS_MAX);
     let address = "local:1".to_owned();
     let clock = Clock::manual(NOW);
-    let shared = LinkHub::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
+    let shared = HubState::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
     let handler = Arc::new(Batches::default());
     let hub = Hub { shared: Arc::new(shared), handler: handler.clone() };
     let mut pieces = BTreeMap::new();

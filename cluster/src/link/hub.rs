@@ -28,7 +28,7 @@ use crate::{
 pub(super) const COMMANDS_MAX: usize = DIALS_MAX + 4 * PEERS_MAX;
 
 /// State that handles and tasks share.
-pub(crate) struct LinkHub {
+pub(crate) struct HubState {
     pub(super) local: Arc<LocalProcess>,
     pub(super) settings: LinkSettings,
     pub(super) credentials: Arc<Credentials>,
@@ -43,7 +43,7 @@ pub(crate) struct LinkHub {
 
 /// State that tasks share.
 pub(super) struct Hub {
-    pub(super) shared: Arc<LinkHub>,
+    pub(super) shared: Arc<HubState>,
     pub(super) handler: Arc<dyn LinkHandler>,
 }
 
@@ -66,7 +66,7 @@ pub(super) enum LinksPhase {
     Ended,
 }
 
-impl LinkHub {
+impl HubState {
     pub(super) fn new(
         id: MemberId,
         address: String,
@@ -191,7 +191,7 @@ impl Hub {
     }
 }
 
-impl fmt::Debug for LinkHub {
+impl fmt::Debug for HubState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shared").field("local", &self.local).finish_non_exhaustive()
     }

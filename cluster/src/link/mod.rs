@@ -43,7 +43,7 @@ mod ticks;
 
 use addresses::DialResult;
 pub use advertise::is_host_port;
-use hub::LinkHub;
+use hub::HubState;
 pub use rejections::Strangers;
 pub use seed_state::{SeedFailures, SeedState};
 pub use stats::{LinkFailure, LinkStats};
@@ -122,7 +122,7 @@ pub enum DisconnectReason {
 
 /// A handle to all links of this process. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Links(Arc<LinkHub>);
+pub struct Links(Arc<HubState>);
 
 /// The bound listener, before it accepts or dials.
 #[derive(Debug)]
@@ -133,7 +133,7 @@ pub struct LinkListener {
     links: EndGuard,
 }
 
-/// Publishes [`Phase::Ended`] when it is dropped, and drops the peers, which hold the handler.
+/// Publishes [`LinksPhase::Ended`] when it is dropped, and drops the peers, which hold the handler.
 #[derive(Debug)]
 struct EndGuard(Links);
 
@@ -162,7 +162,7 @@ impl Links {
         advertise::validate("advertise", &advertised)?;
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
         let links =
-            Self(Arc::new(LinkHub::new(local_id, advertised, settings, credentials, clock, commands)));
+            Self(Arc::new(HubState::new(local_id, advertised, settings, credentials, clock, commands)));
         let listening =
             LinkListener { listener, address, commands: received, links: EndGuard(links.clone()) };
         Ok((links, listening))

@@ -16,7 +16,7 @@ use tokio::{
 use tollgate_counter::time::Stopwatch;
 use tracing::{info, warn};
 
-use crate::link::{DialResult, LinkHub, SeedFailures, SeedState};
+use crate::link::{DialResult, HubState, SeedFailures, SeedState};
 
 /// Interval of the lookups while no other member is known, and afterwards.
 const ALONE_INTERVAL: Duration = Duration::from_secs(1);
@@ -44,14 +44,14 @@ struct SeedSearch {
 }
 
 impl SeedSearch {
-    fn publish(&self, shared: &LinkHub) {
+    fn publish(&self, shared: &HubState) {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         shared.set_seeds(summary(&all, self.since.elapsed()));
     }
 }
 
 /// Searches at all seeds until it is dropped.
-pub(super) async fn watch(shared: Arc<LinkHub>) {
+pub(super) async fn watch(shared: Arc<HubState>) {
     let search = SeedSearch { since: Stopwatch::start(), all: Mutex::new(vec![None; shared.seeds().len()]) };
     search.publish(&shared);
     let seeds = shared.seeds().iter().enumerate();
@@ -60,7 +60,7 @@ pub(super) async fn watch(shared: Arc<LinkHub>) {
     std::future::pending().await
 }
 
-async fn watch_one(shared: &LinkHub, index: usize, seed: &str, search: &SeedSearch) {
+async fn watch_one(shared: &HubState, index: usize, seed: &str, search: &SeedSearch) {
     let mut failing: Option<String> = None;
     let note = |found| {
         search.all.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(found);
@@ -103,7 +103,7 @@ async fn watch_one(shared: &LinkHub, index: usize, seed: &str, search: &SeedSear
 }
 
 /// Dials all addresses concurrently.
-async fn dial(shared: &LinkHub, addresses: &[SocketAddr]) -> SeedResult {
+async fn dial(shared: &HubState, addresses: &[SocketAddr]) -> SeedResult {
     let dials = addresses.iter().map(async |address| {
         let (report, result) = oneshot::channel();
         shared.dial(&address.to_string(), Some(report));

@@ -5,9 +5,9 @@
 //! each replica hands off the slots that the placement assigns to another member, and recovers slots without an owner
 //! that the placement assigns to it. Different views only delay a move.
 //!
-//! [`ClusterNode`] passes each input to the machines that it concerns. Each machine owns its state. [`Slots`] connects those
-//! of the slots: ownership with hand-offs, recovery, backups and lent leases. [`Router`] connects those of the checks:
-//! forwarding and borrowed leases.
+//! [`ClusterNode`] passes each input to the machines that it concerns. Each machine owns its state. [`Slots`] connects
+//! those of the slots: ownership with hand-offs, recovery, backups and lent leases. [`Router`] connects those of the
+//! checks: forwarding and borrowed leases.
 
 use std::{sync::Arc, time::Duration};
 
@@ -102,8 +102,8 @@ impl ClusterNode {
         }
     }
 
-    /// Where a snapshot takes the counters of `slot` from: the memory, or the copy here if the owner is gone. Perhaps no
-    /// other member has that copy.
+    /// Where a snapshot takes the counters of `slot` from: the memory, or the copy here if the owner is gone. Perhaps
+    /// no other member has that copy.
     pub(crate) fn snapshot_source(&self, slot: Slot) -> SlotSource {
         self.slots.snapshot_source(slot, &self.members, self.wall)
     }
@@ -286,8 +286,8 @@ impl ClusterNode {
         self.members.needs_ticks() || self.slots.need_ticks() || self.checks.need_ticks()
     }
 
-    /// Takes messages that wait for `peer`, oldest first: at most `most` messages and `bytes_max` bytes, but at least one
-    /// message.
+    /// Takes messages that wait for `peer`, oldest first: at most `most` messages and `bytes_max` bytes, but at least
+    /// one message.
     pub(crate) fn outgoing(
         &mut self,
         peer: MemberId,

@@ -23,6 +23,7 @@ pub enum ChargePosition {
 /// A charge of which a part may be taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldCharge {
+    /// Where the charge stands in the counter.
     pub position: ChargePosition,
     /// What the charge has added, in the units of the algorithm.
     pub taken: u128,

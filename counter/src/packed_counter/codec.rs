@@ -39,6 +39,7 @@ pub const NUMBER_BYTES_MAX: usize = 10;
 
 /// The result of decoding a packed counter.
 pub enum Decoded {
+    /// A counter of this version.
     Counter(PackedCounter),
     /// The tag is unknown to this version.
     Unknown,
@@ -213,6 +214,7 @@ impl PackedCounter {
 pub struct Age(i64);
 
 impl Age {
+    /// The distance of `instant` from `now`; negative if it is earlier.
     pub fn new(instant: Timestamp, now: Timestamp) -> Self {
         let nanos = |distance: u64| i64::try_from(distance).unwrap_or(i64::MAX);
         Self(nanos(instant.nanos_since(now)) - nanos(now.nanos_since(instant)))
@@ -228,6 +230,7 @@ impl Age {
         Self(bits.cast_signed())
     }
 
+    /// The instant at this distance from `now`.
     pub fn instant(self, now: Timestamp) -> Timestamp {
         let distance = self.0.unsigned_abs();
         if self.0 < 0 { now.minus(distance) } else { now.plus(distance) }
@@ -239,6 +242,7 @@ pub fn number_bytes(number: u64) -> usize {
     (u64::BITS - (number | 1).leading_zeros()).div_ceil(7) as usize
 }
 
+/// The encoded bytes of a value.
 pub fn put<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("numbers in memory are always written")
 }

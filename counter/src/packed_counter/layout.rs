@@ -13,14 +13,44 @@ pub(in crate::packed_counter) const MILLISECOND: u64 = 1_000_000;
 /// A counter as stored in a table. What follows from the limit, such as the length of the window, is left out.
 #[derive(Clone, Debug)]
 pub enum PackedCounter {
-    /// Hits in the window that ends at `end`.
-    Window { used: UsedShare, count: u32, end: Timestamp },
-    /// Hits in two windows. `until` is the end of the last window in which they weigh anything.
-    Sliding { used: UsedShare, until: Millis, previous: u32, current: u32 },
-    /// A debt, and the largest debt at which a single hit passes.
-    Debt { passing_debt_max: ApproxNumber, rest: u32, paid_at: Timestamp },
+    /// Hits in one window.
+    Window {
+        /// The used share of the allowance.
+        used: UsedShare,
+        /// Hits.
+        count: u32,
+        /// The end of the window.
+        end: Timestamp,
+    },
+    /// Hits in two windows.
+    Sliding {
+        /// The used share of the allowance.
+        used: UsedShare,
+        /// The end of the last window in which they weigh anything.
+        until: Millis,
+        /// Hits in the earlier window.
+        previous: u32,
+        /// Hits in the later window.
+        current: u32,
+    },
+    /// A debt.
+    Debt {
+        /// The largest debt at which a single hit passes.
+        passing_debt_max: ApproxNumber,
+        /// The part of the debt below a nanosecond.
+        rest: u32,
+        /// When the debt is paid.
+        paid_at: Timestamp,
+    },
     /// A debt in steps.
-    Step { passing_debt_max: ApproxNumber, spare: u32, full_at: Timestamp },
+    Step {
+        /// The largest debt at which a single hit passes.
+        passing_debt_max: ApproxNumber,
+        /// Units beyond whole steps.
+        spare: u32,
+        /// When the bucket is full.
+        full_at: Timestamp,
+    },
     /// A counter that does not fit into 16 bytes.
     Large(Box<Large>),
     /// A counter with a record of refusals or penalties.

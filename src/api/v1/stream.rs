@@ -104,7 +104,7 @@ impl Api {
         }
     }
 
-    /// Continues [`Answered::Unfinished`].
+    /// Continues [`AnsweredQuestion::Unfinished`].
     pub async fn finish_question(
         &self,
         message: &[u8],

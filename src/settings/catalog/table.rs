@@ -13,8 +13,8 @@ macro_rules! section {
 }
 
 /// Makes the catalog, and the draft that its values are read into. A section has the beginning of its names, the part
-/// of the program that uses it, a heading, and its target in the draft; a row has the field of the target, a flag that is not the
-/// name, the type, the parser, the default and the help.
+/// of the program that uses it, a heading, and its target in the draft; a row has the field of the target, a flag that
+/// is not the name, the type, the parser, the default and the help.
 macro_rules! settings {
     ($($prefix:literal $part:ident $heading:literal $kind:tt $section:ident: $($target:ident)::+ {
         $($name:ident $(as $flag:literal)?: $type:ty = $parser:expr => $default:literal $help:literal;)*

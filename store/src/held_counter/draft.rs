@@ -22,9 +22,11 @@ pub struct Exhausted;
 pub struct Reserve<'a> {
     /// The index of its counter.
     pub counter: usize,
+    /// The limit of the counter.
     pub limit: &'a Limit,
     /// The id in it distinguishes the checks of one counter.
     pub terms: HoldTerms,
+    /// Hits to reserve.
     pub hits: u64,
     /// Hits of the counter that other replicas have borrowed.
     pub leased: u64,

@@ -34,7 +34,8 @@ pub(super) struct PeerMember {
 pub(in crate::node) struct PeerStatus {
     /// The version of its program.
     pub(in crate::node) program: String,
-    /// How far its clock is ahead of that of this replica, without the time that the message took; negative if it is behind.
+    /// How far its clock is ahead of that of this replica, without the time that the message took; negative if it is
+    /// behind.
     pub(in crate::node) ahead_millis: i64,
 }
 
