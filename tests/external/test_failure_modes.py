@@ -7,6 +7,8 @@ import pytest
 from processes import ROOT
 
 PAGE = ROOT / "tests" / "FAILURE_MODES.md"
+# The packages below the service.
+PACKAGES = ("cluster", "counter", "limiter", "net", "quota", "remote", "rules", "shared_store", "sources", "store", "telemetry", "wire")
 ROWS = 74
 
 
@@ -22,7 +24,7 @@ def test_failure_modes_table_has_every_row_once(rows):
 
 
 def test_names_in_failure_modes_table_exist(rows):
-    code = [ROOT / "tests", ROOT / "src", ROOT / "limiter"]
+    code = [ROOT / folder for folder in (*PACKAGES, "tests", "src")]
     sources = [*(ROOT / "tests").rglob("*.py"), *(source for folder in code for source in folder.rglob("*.rs"))]
     text = "\n".join(source.read_text() for source in sources)
     # Tests are functions, or names in a macro call that makes one test of each.
@@ -33,7 +35,7 @@ def test_names_in_failure_modes_table_exist(rows):
         named = re.findall(r"`(\w+)`", tests)
         assert named, f"row {number} names no test"
         assert set(named) <= functions, f"row {number}, not found: {set(named) - functions}"
-        for file in re.findall(r"`((?:external|it|src|limiter)/[\w/.]+)(?: --?\w+[^`]*| BINARY)?`", tests):
+        for file in re.findall(rf"`((?:external|it|src|{'|'.join(PACKAGES)})/[\w/.]+)(?: --?\w+[^`]*| BINARY)?`", tests):
             assert (ROOT / file).exists() or (ROOT / "tests" / file).exists(), f"row {number}, not found: {file}"
 
 

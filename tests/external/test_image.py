@@ -78,7 +78,7 @@ def test_build_context_is_exactly_the_sources():
     source = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, timeout=20, check=True)
     tracked = source.stdout.splitlines()
 
-    tops = ("Cargo.toml", "Cargo.lock", "LICENSE", "build.rs", "benches/", "clients/rust/", "limiter/", "proto/", "src/")
+    tops = ("Cargo.toml", "Cargo.lock", "LICENSE", "benches/", "clients/rust/", *(f"{package}/" for package in PACKAGES), "proto/", "src/")
     wanted = {path for path in tracked if path.startswith(tops) or re.fullmatch(r"examples/[^/]+\.rs", path)}
     found = {str(path) for path in images.context() if "__pycache__" not in path.parts}
     assert found == wanted

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    docs::{inline_code, text_of},
+    docs::{PACKAGES, inline_code, production, text_of},
     layers::sources,
     markdown,
 };
@@ -39,8 +39,8 @@ fn is_name(code: &str) -> bool {
 
 #[test]
 fn code_named_by_pages_for_contributors_exists() {
-    let mut code = ["src", "limiter", "tests", "benches", "fuzz", "clients/rust"].map(text_of).concat();
-    for file in ["Cargo.toml", "clippy.toml", "limiter/Cargo.toml"] {
+    let mut code = production() + &["tests", "benches", "fuzz", "clients/rust"].map(text_of).concat();
+    for file in ["Cargo.toml", "clippy.toml", "limiter/Cargo.toml", "rules/Cargo.toml"] {
         code += &fs::read_to_string(Path::new(ROOT).join(file)).unwrap();
     }
     for entry in fs::read_dir(Path::new(ROOT).join("tests/external")).unwrap() {
@@ -123,7 +123,7 @@ fn packages() -> Vec<(String, &'static str)> {
         let line = manifest.lines().find_map(|line| line.strip_prefix("name = \""));
         line.unwrap().trim_end_matches('"').to_owned()
     };
-    [".", "limiter", "clients/rust"].map(|folder| (name(folder), folder)).into()
+    PACKAGES.into_iter().chain([".", "clients/rust"]).map(|folder| (name(folder), folder)).collect()
 }
 
 /// The paths of the tests in a folder, without the modules inside a file.

@@ -20,6 +20,7 @@ mod docs;
 mod docs_dev;
 mod docs_front;
 mod doctor;
+mod doors;
 mod failed_calls;
 mod forwards;
 mod frames;

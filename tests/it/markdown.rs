@@ -169,7 +169,28 @@ fn pages_named_in_files_exist() {
 
 #[test]
 fn files_named_by_pages_for_contributors_exist() {
-    let folders = [".ci/", "src/", "limiter/", "tests/", "docs/", "proto/", "clients/", "deploy/", "fuzz/"];
+    let folders = [
+        ".ci/",
+        "src/",
+        "tests/",
+        "docs/",
+        "proto/",
+        "clients/",
+        "deploy/",
+        "fuzz/",
+        "cluster/",
+        "counter/",
+        "limiter/",
+        "net/",
+        "quota/",
+        "remote/",
+        "rules/",
+        "shared_store/",
+        "sources/",
+        "store/",
+        "telemetry/",
+        "wire/",
+    ];
     let mut pages = pages();
     pages.retain(|path, _| path.starts_with("docs/dev/") || path == "CONTRIBUTING.md");
     let (mut named, mut missing) = (0, Vec::new());

@@ -20,7 +20,7 @@ use tonic::transport::Channel;
 
 use crate::{
     api_v1::{self, each, stream::Stream},
-    docs::text_of,
+    docs::{production, text_of},
     harness::{Service, TIMEOUT, http, is_store_in_memory, request, request_for, send, until, with_hits},
     metrics::{page, value, with_override},
 };
@@ -408,7 +408,7 @@ async fn counters_grow_by_one_event_as_documented() {
     let mut grown = watched.grown;
     grown.extend(expiries().await);
     grown.extend(other_states().await);
-    let tests = ["tests", "src", "limiter/src"].map(text_of).concat() + &external_tests();
+    let tests = production() + &text_of("tests") + &external_tests();
     let grown: BTreeSet<_> = grown.iter().map(|series| without_place(series)).collect();
     let is_proven = |series: &String| {
         let elsewhere = ELSEWHERE.iter().find(|(begin, _)| series.starts_with(begin));

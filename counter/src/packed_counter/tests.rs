@@ -3,10 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    algorithm::{ChargePosition, laws::any_limit},
-    time::SECOND,
-};
+use crate::{algorithm::laws::any_limit, time::SECOND};
 
 proptest! {
     #[test]

@@ -1,0 +1,101 @@
+//! The door of each package: the names in its `lib.rs` that others may use. A change of a door is a change of this list.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use crate::docs::PACKAGES;
+
+const DOORS: [(&str, &str); 12] = [
+    (
+        "cluster",
+        "Cluster ClusterSettings ClusterStats ClusterView Files LinkTrust MemberId MemberState MemberView \
+          SeedFailures SeedState Trust TrustError Tuning fuzz link",
+    ),
+    (
+        "counter",
+        "algorithm descriptor each_apart files lock metrics packed_counter printable resilience time",
+    ),
+    (
+        "limiter",
+        "ActiveView Answer CheckError Checked Descriptor Entry FileSettings HoldError HoldId \
+          HoldIdTooLong HoldTtlOutOfBounds Limiter LimiterError Location Operation PreparedDescriptor \
+          Problem Problems Request RequestError Reservation SettleOutcome Settled Status limiter \
+          shared_limiter tower",
+    ),
+    ("net", "accept bearer_token certificates http_client private_file"),
+    ("quota", "METRICS QuotaService QuotaSettings QuotaStream QuotaTotals fuzz"),
+    (
+        "remote",
+        "Admitted COUNTER_ONLY CounterCheck CounterChecks DecidedBy LATE_MAX LocalShare LocalShareBasis \
+          MEMORY_DIVISOR OpenChecks Outcomes RemoteExtent RemoteHoldError RemoteOutcome RemoteOutcomes \
+          Submission SubmissionMode Submit answered lock refund_operations reserve_operations rounds \
+          settle_operations settled withdrawals",
+    ),
+    (
+        "rules",
+        "ActiveRules Allowance Contents DESCRIPTORS_MAX DecisionStats DecisionTotals DenialBody \
+          DenialTemplate DenialValues DescriptorRef DisplayedLimit Documents Domain EntryMatch \
+          FileSettings ForwardPolicy GroupedKey KeyValue KeyedDomain KeyedRules LevelTrace LoadError \
+          Location Match MatchKind NODES_MAX Network NetworkError NetworkGroup NodeTrace OnDenied \
+          OnOwnerUnavailable OpenMatch Overlay OverlayFile OverlayReceiver Problem Problems Quota \
+          ReadDocuments ResourceLocation Rule RuleEvent RuleInput RuleLoader RuleOptions RuleOrigin \
+          RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle Trial TrialNumbers Unit Unknown \
+          Variable Watcher address algorithm_keys compile composite file_watch fuzz json_schema load \
+          load_trial set_idle_priority yaml",
+    ),
+    (
+        "shared_store",
+        "ConnectError PasswordError PasswordSource PasswordSources Passwords SharedStoreSettings \
+          SharedStoreStats StoreMode StoreTlsFiles is_prefix is_url",
+    ),
+    ("sources", "ClientTlsFiles RuleLocation url xds"),
+    (
+        "store",
+        "Admin BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterOperation CounterState \
+          CounterView Decisions DecodedHeldCounter DryRun EncodedSlot Epoch Exhausted Expired Grants \
+          HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
+          HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds IdMemory Lead Leases \
+          LimitPart Memory MemoryReservation NotLocal OnExpiry OnFull OnRefusal OpenHold OpenHolds \
+          OperationOutcome PendingUsage Refusal RemoteDecisions Replacement Reserve ReserveError Reserved \
+          Room SLOTS SUBSCRIBERS_LISTED_MAX SWEEP_PARTS SWEEP_ROUND SettleOutcome Settled SingleDecision \
+          Slot SlotChanges SlotData SlotDecodeError SlotSnapshot SlotSource StoreStats StoredSlot \
+          SubscriberId SubscriberState Subscribers Turn UnknownId UsedHits decide_set divider each_hold_id \
+          fuzz id_bytes refuses reserve",
+    ),
+    ("telemetry", "logs metrics sampler traces"),
+    ("wire", "descriptor_template descriptor_text proto protobuf"),
+];
+
+/// The modules and items that a source makes public.
+fn door(source: &str) -> BTreeSet<String> {
+    let code: String = source.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    let mut names = BTreeSet::new();
+    for item in code.split(';') {
+        if let Some((_, module)) = item.split_once("pub mod ") {
+            names.insert(module.trim().to_owned());
+        } else if let Some((_, path)) = item.split_once("pub use ") {
+            let (_, last) = path.rsplit_once("::").unwrap();
+            let last = path.split_once('{').map_or(last, |(_, group)| group.trim_end_matches('}'));
+            let named = last.split(',').map(|name| name.rsplit(" as ").next().unwrap().trim());
+            names.extend(named.filter(|name| !name.is_empty()).map(str::to_owned));
+        }
+    }
+    names
+}
+
+#[test]
+fn doors_of_packages_are_those_listed() {
+    let listed: BTreeSet<&str> = DOORS.iter().map(|(package, _)| *package).collect();
+    assert_eq!(listed, BTreeSet::from(PACKAGES), "each package has a door");
+    for (package, names) in DOORS {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(package).join("src/lib.rs");
+        let found = door(&fs::read_to_string(source).unwrap());
+        let names: BTreeSet<String> = names.split_whitespace().map(str::to_owned).collect();
+        assert_eq!(found, names, "the door of {package}");
+    }
+}
+
+#[test]
+fn modules_and_items_of_a_door_are_found() {
+    let source = "mod a;\n/// B.\npub mod b;\nuse a::No;\n#[cfg(x)]\npub use a::{One,\n    Two as Three};\npub use a::Four;\n";
+    assert_eq!(door(source), ["Four", "One", "Three", "b"].map(str::to_owned).into());
+}
