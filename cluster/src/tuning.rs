@@ -17,7 +17,6 @@ pub struct Tuning {
 
 impl Tuning {
     /// Without backups and leases, for tests.
-    #[doc(hidden)]
     pub const FOR_TESTS: Self = Self {
         forward_budget_max: Duration::from_millis(500),
         backup_interval: None,

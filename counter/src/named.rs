@@ -1,7 +1,6 @@
 //! Enums whose variants have names.
 
 /// Defines an enum with the list of its variants, `ALL`, and the text that stands for each, `name`.
-#[doc(hidden)]
 #[macro_export]
 macro_rules! named {
     ($(#[$of_enum:meta])* pub enum $enum:ident { $($(#[$of_variant:meta])* $variant:ident = $name:literal,)* }) => {

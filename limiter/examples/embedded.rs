@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use tollgate_limiter::limiter::Limiter;
+use tollgate_limiter::Limiter;
 
 const RULES: &str = "
 domain: mail

@@ -3,8 +3,10 @@
 
 use std::{error::Error, time::Duration};
 
-use tollgate_limiter::{limiter::Limiter, shared_limiter::SharedLimiter};
-use tollgate_shared_store::SharedStoreSettings;
+use tollgate_limiter::{
+    Limiter,
+    shared_limiter::{SharedLimiter, SharedStoreSettings},
+};
 
 const RULES: &str = "
 domain: mail

@@ -73,7 +73,7 @@ fn rule_examples_of_readme_and_algorithms_page_compile() {
 #[test]
 fn laws_named_by_algorithms_page_exist() {
     let page = fs::read_to_string(Path::new(ROOT).join("docs/algorithms.md")).unwrap();
-    let sources = text_of("limiter/src/algorithm");
+    let sources = text_of("counter/src/algorithm");
     let laws: Vec<_> =
         page.lines().filter_map(|line| Some(line.strip_prefix("- `")?.split_once('`')?.0)).collect();
     assert!(laws.len() > 8, "too few laws found on the page");

@@ -39,7 +39,6 @@ impl Elsewhere {
 }
 
 /// Methods for the service.
-#[doc(hidden)]
 impl ActiveView<'_> {
     /// Decides and charges `request` by the counters in the memory of this process, without waiting. If they are
     /// elsewhere, the error is [`LimiterError::Remote`], and the operations on them are `planned`.

@@ -93,7 +93,6 @@ pub enum NoCounter {
     NoStore,
 }
 
-#[doc(hidden)]
 impl ActiveView<'_> {
     /// The answer that [`ActiveView::decide`] would give now, with reasons. Charges nothing.
     ///

@@ -72,7 +72,6 @@ pub struct ActiveView<'l> {
 }
 
 /// Methods for the service.
-#[doc(hidden)]
 impl Limiter {
     /// A limiter with the rules in `active_rules` and the counters in `memory`.
     pub fn new(active_rules: Arc<ActiveRules>, memory: Arc<Memory>, clock: Clock) -> Self {
@@ -160,7 +159,6 @@ impl ActiveView<'_> {
 }
 
 /// Methods for the service.
-#[doc(hidden)]
 impl ActiveView<'_> {
     /// The instant at which requests are decided.
     pub fn now(&self) -> Timestamp {

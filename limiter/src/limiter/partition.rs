@@ -2,7 +2,6 @@
 
 use crate::limiter::{ActiveView, Request, plan::AppliedLimit};
 
-#[doc(hidden)]
 impl ActiveView<'_> {
     /// A name of the counter that decides the descriptor at this index: a keyed hash of its key, from which neither the
     /// key nor the position of the counter follows. `None` if there is no counter.

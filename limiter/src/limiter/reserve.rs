@@ -83,7 +83,6 @@ impl From<RemoteHoldError> for HoldError {
     }
 }
 
-#[doc(hidden)]
 impl ActiveView<'_> {
     /// Reserves the hits of all descriptors, or none: here if this replica has all their counters, elsewhere otherwise. A
     /// repeated call with the same id answers as the first one.
