@@ -1,22 +1,23 @@
 //! Connections to the store: to one server, to the master that sentinels name, or to a cluster.
+//!
+//! A link keeps one of them: it opens the connection, replaces it when it breaks, and tells callers at once if it cannot.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use redis::{
-    AsyncConnectionConfig, ClientTlsConfig, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo,
-    ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, ServerErrorKind, TlsCertificates, Value,
-    cluster::ClusterClientBuilder, cluster_async::ClusterConnection,
+    AsyncConnectionConfig, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind,
+    IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, ServerErrorKind,
+    TlsCertificates, Value, cluster::ClusterClientBuilder, cluster_async::ClusterConnection, cmd,
 };
+use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsConnector;
-use tollgate_counter::files;
+use tollgate_counter::{files, resilience::Backoff};
+use tracing::{info, warn};
 
 use crate::{
-    dial::tls_connector,
     failure::within,
-    node::{ServerConnection, Subscription},
-    passwords::Passwords,
-    sentinel,
-    settings::{SharedStoreSettings, StoreMode},
+    node::{ServerConnection, Subscription, tls_connector},
+    settings::{Passwords, SharedStoreSettings, StoreMode},
 };
 
 /// How often the client of a cluster follows a redirection, or tries a node again, for one command.
@@ -47,7 +48,7 @@ impl StoreConnection {
                 let opened = async {
                     let mut node = ServerConnection::open(&server, tls.as_ref(), config).await?;
                     if let StoreMode::Sentinel { .. } = settings.mode {
-                        sentinel::require_master(&mut node).await?;
+                        require_master(&mut node).await?;
                     }
                     Ok(node)
                 };
@@ -137,7 +138,7 @@ async fn server(
         login = login.set_password(password);
     }
     let sentinels: Vec<_> = infos.into_iter().map(|info| info.set_redis_settings(login.clone())).collect();
-    Ok(first.set_addr(sentinel::master(&sentinels, service, tls, settings.timeout).await?))
+    Ok(first.set_addr(master(&sentinels, service, tls, settings.timeout).await?))
 }
 
 /// The addresses of the servers with user and password.
@@ -185,4 +186,192 @@ fn certificates(settings: &SharedStoreSettings) -> RedisResult<Option<TlsCertifi
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX).max(1)
+}
+
+/// The address of the master, of the first sentinel that names one. Each has so much time.
+pub(super) async fn master(
+    sentinels: &[ConnectionInfo],
+    service: &str,
+    tls: Option<&TlsConnector>,
+    timeout: Duration,
+) -> RedisResult<ConnectionAddr> {
+    let mut last = RedisError::from((ErrorKind::InvalidClientConfig, "no sentinel is configured"));
+    for sentinel in sentinels {
+        match within(timeout, named_by(sentinel, service, tls)).await {
+            Ok((host, port)) if tls.is_some() => {
+                return Ok(ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None });
+            }
+            Ok((host, port)) => return Ok(ConnectionAddr::Tcp(host, port)),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+async fn named_by(
+    sentinel: &ConnectionInfo,
+    service: &str,
+    tls: Option<&TlsConnector>,
+) -> RedisResult<(String, u16)> {
+    let mut node = ServerConnection::open(sentinel, tls, AsyncConnectionConfig::new()).await?;
+    let mut question = cmd("SENTINEL");
+    question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
+    let named: Option<(String, u16)> = question.query_async(&mut node).await?;
+    named.ok_or_else(|| {
+        let detail = format!("{service:?}");
+        RedisError::from((ErrorKind::InvalidClientConfig, "a sentinel knows no such service", detail))
+    })
+}
+
+/// An error if the server is no master: sentinels may name one that has just been replaced.
+pub(super) async fn require_master(node: &mut ServerConnection) -> RedisResult<()> {
+    let role: RedisResult<Vec<Value>> = cmd("ROLE").query_async(node).await;
+    match role {
+        Ok(role) if matches!(role.first(), Some(Value::BulkString(role)) if role == b"master") => Ok(()),
+        Ok(_) => Err(RedisError::from((ErrorKind::Io, "the server that the sentinels name is no master"))),
+        // The user may have no right to ask. A replica refuses what is written to it.
+        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The delays between attempts to connect.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+
+/// One connection and its state.
+#[derive(Clone)]
+pub(super) struct Link {
+    state: watch::Sender<LinkState>,
+    broken: Arc<Notify>,
+}
+
+/// The state of a link.
+#[derive(Clone)]
+enum LinkState {
+    /// The connection is being opened; callers may wait for it.
+    Opening,
+    /// The connection, and its number.
+    Open(StoreConnection, u64),
+    /// The last attempt to connect failed; callers do not wait.
+    Closed(Arc<str>),
+}
+
+impl Link {
+    pub(super) fn new() -> Self {
+        Self { state: watch::Sender::new(LinkState::Opening), broken: Arc::default() }
+    }
+
+    /// The connection, after at most `wait` if it is being opened.
+    pub(super) async fn connection(&self, wait: Duration) -> Option<(StoreConnection, u64)> {
+        let mut state = self.state.subscribe();
+        let settled = async {
+            let settled = state.wait_for(|state| !matches!(state, LinkState::Opening)).await;
+            match settled.as_deref() {
+                Ok(LinkState::Open(connection, number)) => Some((connection.clone(), *number)),
+                Ok(LinkState::Opening | LinkState::Closed(_)) | Err(_) => None,
+            }
+        };
+        tokio::time::timeout(wait, settled).await.ok().flatten()
+    }
+
+    /// Whether the last attempt to connect failed.
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(*self.state.borrow(), LinkState::Closed(_))
+    }
+
+    /// Why there is no connection; `None` if there is one.
+    pub(super) fn problem(&self) -> Option<Arc<str>> {
+        match &*self.state.borrow() {
+            LinkState::Open(..) => None,
+            LinkState::Opening => Some("connecting".into()),
+            LinkState::Closed(reason) => Some(reason.clone()),
+        }
+    }
+
+    /// Reports that the connection with this number is of no more use.
+    pub(super) fn report_broken(&self, number: u64) {
+        let replaced = self.state.send_if_modified(|state| match state {
+            LinkState::Open(_, open) if *open == number => {
+                *state = LinkState::Opening;
+                true
+            }
+            LinkState::Open(..) | LinkState::Opening | LinkState::Closed(_) => false,
+        });
+        if replaced {
+            self.broken.notify_one();
+        }
+    }
+
+    /// Keeps the link open. `greet` tries a new connection before others use it.
+    pub(super) async fn run<G, F>(
+        self,
+        settings: &SharedStoreSettings,
+        mut passwords: watch::Receiver<Passwords>,
+        greet: G,
+    ) where
+        G: Fn(StoreConnection) -> F,
+        F: Future<Output = RedisResult<()>>,
+    {
+        let mut backoff = BACKOFF;
+        let mut number = 0;
+        loop {
+            let login = passwords.borrow_and_update().clone();
+            let opened = async {
+                let connection = StoreConnection::open(settings, &login).await?;
+                greet(connection.clone()).await?;
+                Ok(connection)
+            };
+            // Opening takes several round trips.
+            match within(settings.timeout * 4, opened).await {
+                Ok(connection) => {
+                    number += 1;
+                    backoff.reset();
+                    let before = self.state.send_replace(LinkState::Open(connection, number));
+                    if matches!(before, LinkState::Closed(_)) {
+                        info!("connected to the shared store");
+                    }
+                    tokio::select! {
+                        () = self.broken.notified() => {}
+                        changed = passwords.changed() => {
+                            if changed.is_err() {
+                                self.broken.notified().await;
+                            }
+                        }
+                    }
+                }
+                Err(error) => {
+                    self.close(&error.to_string());
+                    tokio::select! {
+                        () = tokio::time::sleep(backoff.next_delay(rand::random())) => {}
+                        Ok(()) = passwords.changed() => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Keeps the connection that works if new passwords do not.
+    fn close(&self, reason: &str) {
+        self.state.send_if_modified(|state| match state {
+            LinkState::Open(..) => {
+                warn!(
+                    reason,
+                    "cannot connect to the shared store with the new password; kept the old connection"
+                );
+                false
+            }
+            LinkState::Closed(known) if **known == *reason => false,
+            LinkState::Opening | LinkState::Closed(_) => {
+                warn!(reason, "cannot connect to the shared store");
+                *state = LinkState::Closed(reason.into());
+                true
+            }
+        });
+    }
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Link(..)")
+    }
 }

@@ -1,28 +1,28 @@
-//! What a replica and the store tell each other every second: the secret of the key hash, that the replica uses the
-//! store, and the time.
+//! What replicas and the store tell each other. Every second: the secret of the key hash, that the replica uses the store,
+//! and the time. At once: announcements of refunds and resets, which may end refusals.
 
 use std::{
     sync::{
         Arc, LazyLock,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use redis::{Cmd, RedisResult, Value};
-use tokio::sync::SetOnce;
-use tollgate_counter::{descriptor::Secret, lock::Lock, time::Timestamp};
+use tokio::sync::{SetOnce, watch::Receiver};
+use tollgate_counter::{descriptor::Secret, lock::Lock, resilience::Backoff, time::Timestamp};
 use tollgate_remote::LocalShare;
 use tollgate_rules::ActiveRules;
 use tracing::warn;
 
 use crate::{
     clocks::Clocks,
-    connection::StoreConnection,
+    connection::{Link, StoreConnection},
     failure::{BatchFailure, unexpected, within},
-    link::Link,
+    lanes::Lanes,
     script,
-    settings::SharedStoreSettings,
+    settings::{Passwords, SharedStoreSettings},
     stats::SharedStoreCounters,
 };
 
@@ -170,4 +170,46 @@ fn read(value: &Value) -> Option<Greeting> {
         replicas: u32::try_from(*replicas).ok()?,
         is_created: *created == 1,
     })
+}
+
+/// The delays between attempts to subscribe.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+
+/// Whether announcements are received.
+#[derive(Debug, Default)]
+pub(super) struct Announcements(AtomicBool);
+
+impl Announcements {
+    /// Whether announcements are received. Otherwise no refusal is decided without the store.
+    pub(super) fn are_received(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+
+    /// Receives announcements until it is cancelled.
+    pub(super) async fn receive(
+        &self,
+        settings: &SharedStoreSettings,
+        lanes: &Lanes,
+        passwords: Receiver<Passwords>,
+    ) {
+        let channel = lanes.keyspace.channel();
+        let mut backoff = BACKOFF;
+        loop {
+            let login = passwords.borrow().clone();
+            let subscribed = StoreConnection::subscribe(settings, &login, channel.as_bytes()).await;
+            if let Ok(mut subscription) = subscribed {
+                backoff.reset();
+                // What was announced before is not known.
+                lanes.forget_all();
+                self.0.store(true, Relaxed);
+                while let Some(announcement) = subscription.next().await {
+                    if let Some(key) = lanes.keyspace.key_of(&announcement) {
+                        lanes.forget(key);
+                    }
+                }
+                self.0.store(false, Relaxed);
+            }
+            tokio::time::sleep(backoff.next_delay(rand::random())).await;
+        }
+    }
 }

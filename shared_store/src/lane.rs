@@ -12,12 +12,11 @@ use tollgate_counter::{
 use tollgate_store::{Check, OperationOutcome};
 
 use crate::{
-    batch::{BatchStats, SettledBatch, StoreBatch},
+    batch::{BatchPart, BatchStats, PartOutcomes, SettledBatch, StoreBatch},
     clocks::Instants,
     failure::BatchFailure,
-    known::KnownValues,
-    part::{BatchPart, PartOutcomes},
     script::{ClaimTerms, KeyGroupReply},
+    value::KnownValues,
 };
 
 /// A counter is refused without a request to the store for this long after its last answer.

@@ -1,4 +1,6 @@
 //! The lanes: give each part to its lane, and send the batches of a lane one after the other while parts wait.
+//!
+//! What waits until the store answers goes to the lanes too: withdrawals, and charges that local shares have admitted.
 
 use std::{
     collections::BTreeMap,
@@ -6,24 +8,30 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use redis::RedisResult;
 use smallvec::SmallVec;
-use tokio::sync::oneshot;
-use tollgate_counter::{descriptor::Key, metrics::Histogram, resilience::BreakerState, time::Timestamp};
-use tollgate_remote::{CounterChecks, LATE_MAX, MEMORY_DIVISOR, SubmissionMode, lock};
+use tokio::sync::{Semaphore, oneshot};
+use tollgate_counter::{
+    descriptor::Key,
+    lock::Lock,
+    metrics::Histogram,
+    resilience::BreakerState,
+    time::{Stopwatch, Timestamp},
+};
+use tollgate_remote::{
+    Admitted, CounterCheck, CounterChecks, LATE_MAX, LocalShare, MEMORY_DIVISOR, SubmissionMode, lock,
+};
 use tollgate_store::{Check, CounterOperation, HoldOutcome, OperationOutcome};
 
 use crate::{
-    batch::{BatchStats, StoreBatch},
+    batch::{BatchPart, BatchStats, PartOutcomes, StoreBatch},
     clocks::Clocks,
-    connection::StoreConnection,
+    connection::{Link, StoreConnection},
     failure::{BatchFailure, LastFailure, unexpected, within},
-    keyspace::Keyspace,
     lane::{Lane, LaneAnswers, LaneStep},
-    link::Link,
-    part::{BatchPart, PartOutcomes},
     script::{self, KeyGroup, SCRIPT, SOURCE},
-    settings::SharedStoreSettings,
+    settings::{SharedStoreSettings, StoreMode},
     stats::{ROUND_TRIP_BOUNDS, SharedStoreCounters},
 };
 
@@ -262,5 +270,134 @@ impl Lanes {
                 self.take_back_late(undone);
             }
         }
+    }
+}
+
+/// The hexadecimal digits of a key that name the hash slot of its counter in a cluster.
+const TAG_DIGITS: usize = 3;
+/// The lanes of a cluster: one for each such tag, so that all counters of a lane are in one hash slot.
+const CLUSTER_LANES: usize = 1 << (4 * TAG_DIGITS);
+
+/// The keys of a store.
+#[derive(Debug)]
+pub(super) struct Keyspace(pub(super) Arc<SharedStoreSettings>);
+
+impl Keyspace {
+    /// The number of lanes.
+    pub(super) fn lanes(&self) -> usize {
+        match self.0.mode {
+            StoreMode::Standalone | StoreMode::Sentinel { .. } => self.0.connections,
+            StoreMode::Cluster => CLUSTER_LANES,
+        }
+    }
+
+    /// The lane of a key. In a cluster only counters of one lane can change in one step.
+    pub(super) fn lane_of(&self, key: Key) -> usize {
+        match self.0.mode {
+            StoreMode::Standalone | StoreMode::Sentinel { .. } => key.low() as usize % self.0.connections,
+            StoreMode::Cluster => (key.high() >> (u64::BITS as usize - 4 * TAG_DIGITS)) as usize,
+        }
+    }
+
+    /// Whether the counters can change in one step: those of a hash slot can, and all outside a cluster.
+    pub(super) fn is_one_step(&self, keys: impl Iterator<Item = Key>) -> bool {
+        let mut lanes = keys.map(|key| self.lane_of(key));
+        self.0.mode != StoreMode::Cluster || lanes.next().is_none_or(|first| lanes.all(|lane| lane == first))
+    }
+
+    /// The name of a key in the store: the prefix and the hexadecimal key, whose first digits are in braces, so that
+    /// they alone select the hash slot in a cluster. It is the same outside a cluster, so that data can be moved.
+    pub(super) fn name(&self, key: Key) -> Vec<u8> {
+        let digits = format!("{:016x}{:016x}", key.high(), key.low());
+        let (tag, rest) = digits.split_at(TAG_DIGITS);
+        [&self.0.prefix, "{", tag, "}", rest].concat().into_bytes()
+    }
+
+    /// The key with this name.
+    pub(super) fn key_of(&self, name: &[u8]) -> Option<Key> {
+        let name = std::str::from_utf8(name.strip_prefix(self.0.prefix.as_bytes())?).ok()?;
+        let (tag, rest) = name.strip_prefix('{')?.split_once('}')?;
+        let digits = format!("{tag}{rest}");
+        let half = |range: std::ops::Range<usize>| u64::from_str_radix(digits.get(range)?, 16).ok();
+        Some(Key::from_halves(half(0..16)?, half(16..32)?))
+    }
+
+    /// The channel of announcements.
+    pub(super) fn channel(&self) -> String {
+        format!("{}refunds", self.0.prefix)
+    }
+}
+
+/// How often charging is tried while something is to be charged.
+const INTERVAL: Duration = Duration::from_millis(250);
+/// Counters that are charged at once, so that callers need not wait for all.
+const KEYS_AT_ONCE: usize = 256;
+
+/// Charges what was admitted, until it is cancelled.
+pub(super) async fn charge_admitted(local_share: &Lock<LocalShare>, lanes: &Arc<Lanes>, clocks: &Clocks) {
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        let keys: Vec<Key> = local_share.lock().admitted_keys().collect();
+        for keys in keys.chunks(KEYS_AT_ONCE) {
+            let charges = keys.iter().map(|key| charge(*key, local_share, lanes, clocks));
+            if !join_all(charges).await.contains(&true) {
+                break;
+            }
+        }
+    }
+}
+
+/// Charges what was admitted of one key. Returns whether the store took it. If only the answer is lost, it is charged
+/// twice.
+async fn charge(key: Key, local_share: &Lock<LocalShare>, lanes: &Arc<Lanes>, clocks: &Clocks) -> bool {
+    let Some(Admitted { limit, counter }) = local_share.lock().take_admitted(key) else { return true };
+    let operation = CounterOperation::Absorb(counter.clone());
+    let checks = CounterChecks::from_iter([CounterCheck::by_counter(key, limit.clone(), operation)]);
+    // The lane answers every part, so there is no other bound on the wait.
+    if lanes.apply(BatchPart::new(checks, SubmissionMode::Each, Timestamp::MAX, None)).await.is_some() {
+        return true;
+    }
+    local_share.lock().put_back(key, Admitted { limit, counter }, clocks.degraded());
+    false
+}
+
+/// How often it is repeated.
+const WITHDRAWAL_INTERVAL: Duration = Duration::from_millis(250);
+/// The most withdrawals that are open. The expiry ends what others would take back.
+const WITHDRAWALS_MAX: usize = 1_024;
+
+/// The withdrawals that may still be opened.
+#[derive(Debug)]
+pub(super) struct Withdrawals(Arc<Semaphore>);
+
+impl Default for Withdrawals {
+    fn default() -> Self {
+        Self(Arc::new(Semaphore::new(WITHDRAWALS_MAX)))
+    }
+}
+
+impl Withdrawals {
+    /// Starts a withdrawal, unless too many are open. Each attempt waits for `timeout`.
+    pub(super) fn start(&self, checks: CounterChecks, timeout: Duration, lanes: Arc<Lanes>) {
+        if let Ok(permit) = self.0.clone().try_acquire_owned() {
+            tokio::spawn(async move {
+                withdraw(checks, timeout, &lanes).await;
+                drop(permit);
+            });
+        }
+    }
+}
+
+async fn withdraw(mut left: CounterChecks, timeout: Duration, lanes: &Arc<Lanes>) {
+    let started = Stopwatch::start();
+    // After that the expiry ends what is held.
+    while started.elapsed() < LATE_MAX {
+        let part = BatchPart::new(left.clone(), SubmissionMode::Each, lanes.deadline(timeout), None);
+        let mut outcomes = lanes.apply_by_lane(part).await.into_iter();
+        left.retain(|_| outcomes.next().flatten().is_none());
+        if left.is_empty() {
+            return;
+        }
+        tokio::time::sleep(WITHDRAWAL_INTERVAL).await;
     }
 }

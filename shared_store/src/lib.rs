@@ -18,43 +18,31 @@ use tollgate_remote::{
 use tollgate_rules::ActiveRules;
 use tollgate_store::{Check, CounterOperation};
 
-mod announcements;
 mod batch;
-mod bounded_stream;
 mod clocks;
 mod connection;
-mod counters;
-mod dial;
 mod failure;
 mod greeting;
-mod keyspace;
-mod known;
 mod lane;
 mod lanes;
-mod link;
 mod node;
-mod part;
-mod passwords;
 mod script;
-mod sentinel;
 mod settings;
 mod stats;
-mod usage;
 mod value;
-mod withdrawals;
 
-pub use passwords::{PasswordError, PasswordSource, PasswordSources, Passwords};
 pub use settings::{ConnectError, SharedStoreSettings, StoreMode, StoreTlsFiles, is_prefix, is_url};
+pub use settings::{PasswordError, PasswordSource, PasswordSources, Passwords};
 pub use stats::SharedStoreStats;
 
-use announcements::Announcements;
+use batch::BatchPart;
 use clocks::Clocks;
+use connection::Link;
+use greeting::Announcements;
 use greeting::Greeter;
 use lanes::Lanes;
-use link::Link;
-use part::BatchPart;
+use lanes::Withdrawals;
 use stats::SharedStoreCounters;
-use withdrawals::Withdrawals;
 
 /// The shared store. Clones share it.
 #[derive(Clone, Debug)]
@@ -155,7 +143,7 @@ impl SharedStore {
             hearing.announcements.receive(&hearing.settings, &hearing.lanes, passwords).await;
         });
         tasks.spawn(async move {
-            usage::charge_admitted(&charging.local_share, &charging.lanes, &charging.clocks).await;
+            lanes::charge_admitted(&charging.local_share, &charging.lanes, &charging.clocks).await;
         });
         while tasks.join_next().await.is_some() {}
     }

@@ -1,22 +1,37 @@
-//! A connection to one server, on which no more is read than was requested.
+//! A connection to one server, with or without TLS, on which no more is read than was requested: the parser of the client
+//! keeps a reply in memory whatever its length.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
-use futures_util::{FutureExt, StreamExt};
+use futures_util::{FutureExt, StreamExt, future::select_ok};
 use redis::{
-    Arg, AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, Pipeline, RedisFuture,
-    RedisResult, Value,
-    aio::{ConnectionLike, MultiplexedConnection, PubSub},
+    Arg, AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo,
+    Pipeline, RedisError, RedisFuture, RedisResult, TlsCertificates, Value,
+    aio::{AsyncStream, ConnectionLike, MultiplexedConnection, PubSub},
     cluster_async::Connect,
 };
-use tokio::task::JoinSet;
-use tokio_rustls::TlsConnector;
-
-use crate::{
-    bounded_stream::{BoundedStream, ReadBudget},
-    dial::dial,
-    failure::within,
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{
+        CertificateDer, PrivateKeyDer, ServerName,
+        pem::{self, PemObject},
+    },
 };
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    task::JoinSet,
+};
+use tokio_rustls::TlsConnector;
+use tollgate_remote::lock;
+
+use crate::failure::within;
 
 /// What may arrive without a question, in bytes.
 const UNASKED_BYTES_MAX: usize = 64 * 1024;
@@ -155,4 +170,178 @@ fn reply_bytes_max(cmd: &Cmd) -> usize {
         }
         _ => REPLY_BYTES_MAX,
     }
+}
+
+/// What a line of a reply costs in addition to its bytes: about the memory of the value that it may be.
+const LINE_COST: usize = 64;
+
+/// A stream that fails as soon as more is read than the budget allows.
+pub(super) struct BoundedStream<S> {
+    pub(super) stream: S,
+    pub(super) budget: Arc<ReadBudget>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for BoundedStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        Poll::Ready(self.budget.spend(&buf.filled()[before..]))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for BoundedStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// What may still be read.
+#[derive(Debug)]
+pub(super) struct ReadBudget {
+    /// What may be read while no command waits for its reply.
+    unasked: usize,
+    state: Mutex<ReadBudgetState>,
+}
+
+#[derive(Debug)]
+struct ReadBudgetState {
+    left: usize,
+    /// The commands that wait for their replies.
+    waiting: usize,
+}
+
+/// A command that waits for its reply.
+pub(super) struct Expected<'b>(&'b ReadBudget);
+
+impl ReadBudget {
+    pub(super) fn new(unasked: usize) -> Self {
+        Self { unasked, state: Mutex::new(ReadBudgetState { left: unasked, waiting: 0 }) }
+    }
+
+    /// Allows a reply.
+    pub(super) fn expect(&self, bytes: usize) -> Expected<'_> {
+        let mut state = lock(&self.state);
+        state.left = state.left.saturating_add(bytes);
+        state.waiting += 1;
+        Expected(self)
+    }
+
+    /// Allows as much as at first.
+    pub(super) fn renew(&self) {
+        lock(&self.state).left = self.unasked;
+    }
+
+    /// Spends what was read. An error if it is more than is left.
+    fn spend(&self, read: &[u8]) -> io::Result<()> {
+        let lines = read.iter().filter(|byte| **byte == b'\n').count();
+        let mut state = lock(&self.state);
+        match state.left.checked_sub(read.len() + lines * LINE_COST) {
+            Some(left) => {
+                state.left = left;
+                Ok(())
+            }
+            None => {
+                state.left = 0;
+                // The client replaces an aborted connection, and fails the commands that wait.
+                Err(io::Error::new(
+                    io::ErrorKind::ConnectionAborted,
+                    "the server sent more than was asked for",
+                ))
+            }
+        }
+    }
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        state.waiting -= 1;
+        if state.waiting == 0 {
+            state.left = self.0.unasked;
+        }
+    }
+}
+
+/// A stream to a server.
+pub(super) type ServerStream = Pin<Box<dyn AsyncStream + Send + Sync>>;
+
+/// Connects to a server. `None` if the address demands TLS and there is no `tls`.
+pub(super) async fn dial(
+    addr: &ConnectionAddr,
+    tls: Option<&TlsConnector>,
+) -> RedisResult<Option<ServerStream>> {
+    match (addr, tls) {
+        (ConnectionAddr::Tcp(host, port), _) => Ok(Some(Box::pin(connect(host, *port).await?))),
+        (ConnectionAddr::TcpTls { host, port, .. }, Some(tls)) => {
+            let name =
+                ServerName::try_from(host.clone()).map_err(|error| invalid("not a host name", &error))?;
+            let stream = connect(host, *port).await?;
+            Ok(Some(Box::pin(tls.connect(name, stream).await?)))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Connects to the first address of a host that accepts.
+async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
+    let addresses: Vec<_> = tokio::net::lookup_host((host, port)).await?.collect();
+    if addresses.is_empty() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the name of the server has no address"));
+    }
+    let attempts = addresses.into_iter().map(|address| TcpStream::connect(address).boxed());
+    let (stream, _) = select_ok(attempts).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Connects with these certificates, or with those that the system trusts.
+pub(super) fn tls_connector(certificates: Option<&TlsCertificates>) -> RedisResult<TlsConnector> {
+    let authorities = certificates.and_then(|certificates| certificates.root_cert.as_ref());
+    let authorities = match authorities {
+        Some(pem) => read_certificates(pem)?,
+        None => {
+            let mut found = rustls_native_certs::load_native_certs();
+            if let Some(error) = found.errors.pop() {
+                return Err(invalid("cannot read the certificates of the system", &error));
+            }
+            found.certs
+        }
+    };
+    let mut roots = RootCertStore::empty();
+    for authority in authorities {
+        roots.add(authority).map_err(|error| invalid("a certificate of an authority is invalid", &error))?;
+    }
+    let config = ClientConfig::builder().with_root_certificates(roots);
+    let config = match certificates.and_then(|certificates| certificates.client_tls.as_ref()) {
+        Some(client) => {
+            let chain = read_certificates(&client.client_cert)?;
+            let key = PrivateKeyDer::from_pem_slice(&client.client_key);
+            let key = key.map_err(|error| invalid("the key of the client is invalid", &error))?;
+            let config = config.with_client_auth_cert(chain, key);
+            config.map_err(|error| invalid("the certificate of the client is invalid", &error))?
+        }
+        None => config.with_no_client_auth(),
+    };
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+fn read_certificates(pem: &[u8]) -> RedisResult<Vec<CertificateDer<'static>>> {
+    let read: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(pem).collect();
+    read.map_err(|error| invalid("a certificate file is invalid", &error))
+}
+
+fn invalid(what: &'static str, error: &impl ToString) -> RedisError {
+    RedisError::from((ErrorKind::InvalidClientConfig, what, error.to_string()))
 }
