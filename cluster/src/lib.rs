@@ -5,7 +5,6 @@
 
 mod calls;
 mod degraded;
-mod divide;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
 pub mod link;

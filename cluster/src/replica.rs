@@ -1,4 +1,5 @@
-//! This replica in the cluster: its state machine, its links, and the calls that wait for other replicas.
+//! This replica in the cluster: its state machine, its links with what they receive and send, and the calls that wait for
+//! other replicas.
 
 use std::{
     fmt,
@@ -6,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use prost::bytes::Bytes;
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
@@ -26,12 +28,11 @@ use tracing::{info, warn};
 use crate::{
     MemberId, MemberState, Tuning,
     calls::{CompleteRound, OpenRounds},
-    link::{self, LinkListener, Links, SeedState, Strangers},
+    link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState, Strangers},
     node::{ClusterNode, ClusterView, NodeAction, NodeEvent, NodeSettings, TICK, TICK_IDLE},
     strangers::{LinkTrust, Situation, StrangerHistory, StrangerState},
+    wire,
 };
-
-mod link_handler;
 
 /// A peer that is not heard for this long counts as silent.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
@@ -411,5 +412,43 @@ fn log_event(event: NodeEvent) {
             warn!(%member, "closed the link to a replica that named a slot or an epoch out of range");
         }
         NodeEvent::IsolationEnded => info!("no longer isolated: most replicas are reachable again"),
+    }
+}
+
+/// The most messages in a batch.
+const MESSAGES_MAX: usize = 1_024;
+
+impl LinkHandler for Replica {
+    fn connected(&self, peer: MemberId, address: &str) {
+        self.with_node(|node, now| node.connected(peer, address, now));
+    }
+
+    fn heard(&self, peer: MemberId) {
+        let now = self.now();
+        self.lock().heard(peer, now);
+    }
+
+    fn received(&self, peer: MemberId, batch: Bytes) {
+        match wire::decode(&batch, self.clock.now()) {
+            Ok(messages) => self.with_node(|node, now| {
+                for message in messages {
+                    node.receive(peer, message, now);
+                }
+            }),
+            Err(error) => {
+                warn!(member = %peer, %error, "closed the link to a replica that sent an unreadable batch");
+                self.links.forget(peer);
+            }
+        }
+    }
+
+    fn next_batch(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
+        let now = self.now();
+        let messages = self.lock().outgoing(peer, MESSAGES_MAX, bytes_max, now);
+        (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
+    }
+
+    fn disconnected(&self, peer: MemberId, reason: DisconnectReason) {
+        self.with_node(|node, now| node.disconnected(peer, reason == DisconnectReason::Dead, now));
     }
 }

@@ -1,4 +1,4 @@
-//! Carries operations to the owners of their counters.
+//! Carries operations, and reports of clients that decide by themselves, to the owners of their counters.
 
 use std::{sync::MutexGuard, time::Duration};
 
@@ -7,6 +7,7 @@ use tollgate_remote::{
     CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, RemoteExtent, RemoteOutcome,
     RemoteOutcomes, Submission, SubmissionMode, Submit,
 };
+use tollgate_store::divider::{Divide, SubscriberReport};
 
 use crate::{
     Cluster, MemberState,
@@ -71,5 +72,22 @@ impl RemoteCheck {
     pub(super) fn from_check(CounterCheck { key, limit, operation, .. }: &CounterCheck) -> Self {
         let operation = RemoteOperation::Counter(operation.clone());
         Self { key: *key, limit: limit.clone(), operation, lease_hits: 0 }
+    }
+}
+
+/// The most reports that are sent while checks wait.
+const REPORTS_MAX: usize = 64;
+
+impl Divide for Cluster {
+    fn report(&self, reports: Vec<SubscriberReport>) {
+        let mut reports = reports.into_iter().peekable();
+        while reports.peek().is_some() {
+            self.0.with_node(|node, now| {
+                for SubscriberReport { key, limit, id, terms, report } in reports.by_ref().take(REPORTS_MAX) {
+                    let operation = RemoteOperation::Divide(id, terms, report);
+                    node.send(RemoteCheck { key, limit, operation, lease_hits: 0 }, now);
+                }
+            });
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Times and rates of a replica in a cluster.
+//! Times, rates and bounds of a replica in a cluster, and the settings of its node.
 
 use std::time::Duration;
 
@@ -23,4 +23,22 @@ impl Tuning {
         forget_after: Duration::from_secs(8),
         lease_from: None,
     };
+}
+
+/// The settings of the node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NodeSettings {
+    /// A peer that is not heard for this long counts as silent.
+    pub(crate) silence: Duration,
+    /// How long to wait for seeds before this replica bootstraps a cluster.
+    pub(crate) bootstrap_timeout: Duration,
+    /// The most unacknowledged hand-offs to one peer.
+    pub(crate) hand_offs_max: usize,
+    /// The most bytes of slot data on their way to one peer, half of them hand-offs and half backups, before further data
+    /// is held back.
+    pub(crate) data_bytes_max: usize,
+    /// How many counters of lost owners are claimed in one turn before further slots wait for the next one.
+    pub(crate) claimed_counters_max: usize,
+    /// The settings of operators.
+    pub(crate) tuning: Tuning,
 }

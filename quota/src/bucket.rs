@@ -1,4 +1,4 @@
-//! The buckets of a stream, and the rule of each.
+//! The buckets of a stream, the rule of each, and what the client is to do with it.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use tollgate_rules::{Allowance, KeyedDomain, OnOwnerUnavailable};
 use tollgate_store::divider::{ASSIGNMENT_TTL, Assignment, UNCERTAIN, is_divisible};
 use tollgate_wire::protobuf::{begin, nested};
 
-use crate::{QuotaSettings, action::QuotaAction, decode::IdPair};
+use crate::{QuotaSettings, decode::IdPair};
 
 /// The time for which a client need not ask about a bucket without a limit.
 pub(super) const UNLIMITED_TTL: Duration = Duration::from_secs(600);
@@ -184,5 +184,34 @@ impl BucketTerms {
             };
         }
         Self::Divide(key(), limit.clone(), rule.quota_terms(entries))
+    }
+}
+
+/// An action for one bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QuotaAction {
+    /// Let through what the divider assigns.
+    Assign(Assignment),
+    /// Let everything through for this time.
+    Allow(Duration),
+    /// Let nothing through.
+    Deny,
+    /// Forget the bucket.
+    Abandon,
+}
+
+impl QuotaAction {
+    /// The action that comes of two, of which neither is sent yet. A slice stays new until it is sent.
+    pub(super) fn then(self, later: Self) -> Self {
+        match (self, later) {
+            // An assignment may be on its way when the bucket is abandoned.
+            (Self::Abandon, _) => self,
+            (Self::Assign(Assignment::Slice(hits)), Self::Assign(Assignment::Renewal(same)))
+                if hits == same =>
+            {
+                self
+            }
+            (_, later) => later,
+        }
     }
 }

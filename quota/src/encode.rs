@@ -6,7 +6,7 @@ use tollgate_counter::algorithm::HitRate;
 use tollgate_store::divider::{ASSIGNMENT_TTL, Assignment};
 use tollgate_wire::protobuf::{FRAME_PREFIX_BYTES, begin, frame_prefix, nested, number};
 
-use crate::action::QuotaAction;
+use crate::bucket::QuotaAction;
 
 /// The most actions of a response: Envoy logs a response as a whole for each action that it cannot apply.
 pub(super) const ACTIONS_MAX: usize = 100;

@@ -3,7 +3,6 @@
 //! A stream belongs to one client and one domain. Each of its buckets is a descriptor, whose rule is looked up as for a
 //! call; the divider of the limiter gives it a part of the limit.
 
-mod action;
 mod bucket;
 mod decode;
 mod encode;

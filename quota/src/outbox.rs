@@ -12,7 +12,7 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-use crate::action::QuotaAction;
+use crate::bucket::QuotaAction;
 
 /// Actions for the buckets of a stream that are not sent yet, at most one for each.
 #[derive(Debug, Default)]

@@ -24,7 +24,7 @@ use tonic::Status;
 
 use crate::{
     QuotaSettings,
-    action::QuotaAction,
+    bucket::QuotaAction,
     memory::{BucketOwner, CallerNumber, QuotaMemory},
     outbox::Outbox,
     stats::{QuotaStats, QuotaTotals},

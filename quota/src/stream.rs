@@ -20,10 +20,9 @@ use tonic::Status;
 
 use crate::{
     QuotaService,
-    action::QuotaAction,
     bucket::{
-        ActiveTerms, BucketId, BucketTerms, DIVISION_BYTES, PART_MAX, QuotaBucket, UNLIMITED_TTL, encoded,
-        entries, is_assignable,
+        ActiveTerms, BucketId, BucketTerms, DIVISION_BYTES, PART_MAX, QuotaAction, QuotaBucket,
+        UNLIMITED_TTL, encoded, entries, is_assignable,
     },
     decode::{self, BucketReports, IdPair},
     encode::Response,

@@ -5,10 +5,11 @@
 //! without counters that cannot be reached.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
+use bounds::OpenCheckBounds;
 use smallvec::SmallVec;
 use tollgate_counter::{
     algorithm::{Limit, Receipt},
@@ -25,7 +26,6 @@ mod bounds;
 mod check;
 mod holds;
 mod local_share;
-mod lock;
 pub mod rounds;
 mod submit;
 
@@ -37,10 +37,7 @@ pub use bounds::OpenChecks;
 pub use check::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes};
 pub use local_share::MEMORY_DIVISOR;
 pub use local_share::{Admitted, LocalShare, LocalShareBasis};
-pub use lock::lock;
 pub use submit::{LATE_MAX, Outcomes, RemoteExtent, Submission, SubmissionMode, Submit};
-
-use bounds::OpenCheckBounds;
 
 /// Calls counters elsewhere. Clones share the bounds on open checks.
 #[derive(Clone, Debug)]
@@ -341,3 +338,8 @@ pub fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
 
 #[cfg(test)]
 mod tests;
+
+/// Locks without regard to a panic elsewhere: every change leaves the content consistent.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

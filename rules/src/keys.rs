@@ -3,13 +3,10 @@
 
 use tollgate_counter::algorithm::AlgorithmName;
 
-use crate::group::NetworkGroup;
+use crate::{group::NetworkGroup, yaml::quote};
 
-mod constraints;
 mod key;
 
-pub(crate) use constraints::{AT_LEAST_ONE, REQUIRED, REQUIRED_IN_PENALTY, amounts, periods};
-pub use constraints::{EXCLUSIVE, NOT_IN_CANDIDATE};
 pub use key::{AppliesTo, KeySection, RuleKey, Takes};
 
 /// All keys.
@@ -371,4 +368,104 @@ const fn limit(name: &'static str, takes: Takes, applies_to: AppliesTo, help: &'
 /// The key with this name in `section`.
 pub(crate) fn find(name: &str, section: KeySection) -> Option<&'static RuleKey> {
     KEYS.iter().find(|key| key.section == section && key.name == name)
+}
+
+/// The message for a key that is not allowed in `section`.
+pub(crate) fn misplaced_key(name: &str, section: KeySection) -> String {
+    let quoted = quote(name);
+    let known = || KEYS.iter().filter(|key| section.is_of_overlay() || !key.section.is_of_overlay());
+    let sections: Vec<_> =
+        known().filter(|key| key.name == name).map(|key| key.section.described()).collect();
+    if !sections.is_empty() {
+        return format!(
+            "{quoted} does not belong {}; it belongs {}",
+            section.described(),
+            sections.join(" or ")
+        );
+    }
+    let here: Vec<_> = KEYS.iter().filter(|key| key.section == section).map(|key| key.name).collect();
+    match nearest(name, known().map(|key| key.name)) {
+        Some(near) if here.contains(&near) => format!("unknown key {quoted}; did you mean `{near}`?"),
+        Some(near) => {
+            let sections = misplaced_key(near, section);
+            format!("unknown key {quoted}; did you mean `{near}`? But {sections}")
+        }
+        None => format!("unknown key {quoted}; allowed {} are {}", section.described(), quoted_list(here)),
+    }
+}
+
+/// The end of a message about a misspelt `word`: what it most likely means, if anything.
+pub(crate) fn hint<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> String {
+    nearest(word, candidates).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default()
+}
+
+/// The candidate that a misspelt `word` most likely means.
+fn nearest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
+    const LENGTH_MAX: usize = 64;
+    const SIMILARITY_MIN: f64 = 0.6;
+    if word.len() > LENGTH_MAX {
+        return None;
+    }
+    let word = word.to_lowercase().replace('-', "_");
+    let similarity = |candidate: &'c str| {
+        (strsim::normalized_damerau_levenshtein(&word, &candidate.to_lowercase()), candidate)
+    };
+    let best = candidates.map(similarity).reduce(|best, next| if best.0 < next.0 { next } else { best })?;
+    (best.0 >= SIMILARITY_MIN).then_some(best.1)
+}
+
+/// Quoted names for a message.
+pub(crate) fn quoted_list<'n>(names: impl IntoIterator<Item = &'n str>) -> String {
+    names.into_iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// Mutually exclusive keys of `rate_limit`: none of the first list may be combined with any of the second. If the
+/// second has `requests_per_unit` or `unit`, the first begins with the key that takes its place.
+pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
+    (&["window"], &["unit", "unit_multiplier"]),
+    (&["calendar"], &["window", "unit_multiplier"]),
+    (&["refill_amount", "refill_interval"], &["requests_per_unit", "unit", "unit_multiplier", "window"]),
+    (&["max_in_flight", "hold_max"], &["requests_per_unit", "unit", "unit_multiplier", "window", "lease"]),
+    (&["penalty"], &["lease"]),
+    (&["quotas"], &["sub_windows", "count_denied", "overdraft", "penalty"]),
+];
+
+/// Keys of `rate_limit`, `penalty` and items of `quotas` whose integer is at least 1, whatever the other keys are.
+pub(crate) const AT_LEAST_ONE: [&str; 7] =
+    ["unit_multiplier", "refill_amount", "max_in_flight", "after", "factor", "weight", "floor"];
+
+/// Keys without which a `penalty` is refused.
+pub(crate) const REQUIRED_IN_PENALTY: [&str; 2] = ["after", "first"];
+
+/// Keys of `rate_limit` without which a rule of their algorithm is refused.
+pub(crate) const REQUIRED: [(AlgorithmName, &str); 1] = [(AlgorithmName::Concurrency, "max_in_flight")];
+
+/// Keys of `rate_limit` that a `candidate` cannot have.
+pub const NOT_IN_CANDIDATE: [&str; 10] = [
+    "name",
+    "replaces",
+    "unlimited",
+    "on_owner_unavailable",
+    "lease",
+    "headers",
+    "quota_unit",
+    "quotas",
+    "denial_body",
+    "candidate",
+];
+
+/// The keys that say how much passes: `requests_per_unit`, and of the algorithms that have another one, that.
+pub(crate) fn amounts() -> impl Iterator<Item = &'static str> {
+    in_place_of("requests_per_unit")
+}
+
+/// The keys that say in which time: `unit`, and those that take its place.
+pub(crate) fn periods() -> impl Iterator<Item = &'static str> {
+    in_place_of("unit")
+}
+
+/// `key`, and the first key of each list that excludes it.
+fn in_place_of(key: &'static str) -> impl Iterator<Item = &'static str> {
+    let in_its_place = EXCLUSIVE.iter().filter(move |(_, others)| others.contains(&key));
+    [key].into_iter().chain(in_its_place.filter_map(|(ones, _)| ones.first().copied()))
 }

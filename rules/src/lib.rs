@@ -16,7 +16,6 @@ pub mod file_watch;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
 mod group;
-mod key_messages;
 mod keyed_rules;
 mod keys;
 mod limit;

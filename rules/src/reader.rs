@@ -2,7 +2,6 @@
 
 use crate::{
     diagnostics::Diagnostics,
-    key_messages,
     keys::{self, KeySection, RuleKey, Takes},
     yaml::{Mark, Resolved, YamlNode, YamlPair, YamlValue, quote},
 };
@@ -38,7 +37,7 @@ impl<'n> MappingFields<'n> {
                 Some(key) if !pair.value.is_null() => known.push((key, pair)),
                 Some(_) => {}
                 None => {
-                    diagnostics.add_with(pair.mark, || key_messages::misplaced_key(&pair.key, section));
+                    diagnostics.add_with(pair.mark, || keys::misplaced_key(&pair.key, section));
                 }
             }
         }
@@ -139,9 +138,9 @@ impl<'n> MappingFields<'n> {
         if found.is_none() {
             let names = || choices.iter().map(|(name, _)| *name);
             diagnostics.add_with(mark, || {
-                let hint = key_messages::hint(text, names());
+                let hint = keys::hint(text, names());
                 let given = quote(text);
-                let names = key_messages::quoted_list(names());
+                let names = keys::quoted_list(names());
                 format!("`{key}` cannot be {given}; it is one of {names}{hint}")
             });
         }

@@ -1,17 +1,14 @@
 //! The source of the rules of a replica: files, a URL, or a control plane over xDS.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
 use tollgate_counter::time::Clock;
 use tollgate_rules::{ActiveRules, FileSettings, OverlayFile, RuleLoader, Watcher};
 
-mod place;
-mod tls_files;
+use crate::url::Address;
+
 pub mod url;
 pub mod xds;
-
-pub use place::RuleLocation;
-pub use tls_files::ClientTlsFiles;
 
 /// The source of the rules, and whether they are needed.
 #[derive(Clone, Debug)]
@@ -82,4 +79,41 @@ impl SourceSettings {
             }
         }
     }
+}
+
+/// Where rules are, unless a control plane has them.
+#[derive(Clone, Debug)]
+pub enum RuleLocation {
+    /// A file or a directory.
+    Path(PathBuf),
+    /// A rule file on a server.
+    Url(Address),
+}
+
+impl RuleLocation {
+    /// The accepted texts.
+    pub const EXPECTED: &str = "a path, a URL without a user such as https://HOST/PATH";
+}
+
+/// A text that begins with `http://` or `https://` is a URL, and any other one a path.
+impl TryFrom<String> for RuleLocation {
+    type Error = ();
+
+    fn try_from(text: String) -> Result<Self, ()> {
+        if Address::is_meant(&text) {
+            return Address::parse(&text).map(Self::Url).ok_or(());
+        }
+        if text.is_empty() { Err(()) } else { Ok(Self::Path(text.into())) }
+    }
+}
+
+/// The certificates of a connection with TLS, all in PEM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientTlsFiles {
+    /// The authorities that sign the certificate of the server; `None` for those of the system.
+    pub ca: Option<PathBuf>,
+    /// The certificate chain and the key to show to the server.
+    pub client: Option<(PathBuf, PathBuf)>,
+    /// The name in the certificate of the server, if it is not the host of the URL.
+    pub server_name: Option<String>,
 }

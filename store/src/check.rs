@@ -1,7 +1,8 @@
-//! Checks of counters.
+//! Checks of counters, and how the decisions on a check set refuse a call.
 
+use smallvec::SmallVec;
 use tollgate_counter::{
-    algorithm::{Limit, Operation},
+    algorithm::{Decision, Limit, Operation},
     descriptor::Key,
 };
 
@@ -53,4 +54,52 @@ pub enum OnFull {
     Deny,
     /// Let it pass without counting it.
     Allow,
+}
+
+/// What the decision on a check means for the call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckRole {
+    /// The check never refuses (`shadow_mode`).
+    pub is_shadow: bool,
+    /// The check refuses only together with all others in quota mode.
+    pub is_quota: bool,
+}
+
+/// The roles of the deciding checks of a call. Further checks, of candidates, decide nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Refusal {
+    /// The role of each deciding check.
+    pub roles: SmallVec<[CheckRole; 2]>,
+    /// Whether exhausted quotas refuse the call. They do not if something else of the call is without a limit.
+    pub do_quotas_refuse: bool,
+}
+
+impl Refusal {
+    /// Whether `decisions` refuse the call.
+    pub fn is_refused(&self, decisions: &[Decision]) -> bool {
+        refuses(self.roles.iter().copied(), decisions, || self.do_quotas_refuse)
+    }
+}
+
+/// Whether decisions with these roles refuse the call. One refusal suffices, except that checks in quota mode refuse
+/// only if all of them are refused and `do_quotas_refuse`.
+// `inline(always)`: part of every decision.
+#[inline(always)]
+pub fn refuses<R>(
+    roles: impl IntoIterator<Item = CheckRole>,
+    decisions: &[Decision<R>],
+    do_quotas_refuse: impl FnOnce() -> bool,
+) -> bool {
+    let mut quotas = 0;
+    let mut exhausted = 0;
+    for (role, decision) in roles.into_iter().zip(decisions) {
+        let passes = role.is_shadow || decision.verdict.passes();
+        if role.is_quota {
+            quotas += 1;
+            exhausted += usize::from(!passes);
+        } else if !passes {
+            return true;
+        }
+    }
+    quotas > 0 && quotas == exhausted && do_quotas_refuse()
 }

@@ -2,26 +2,21 @@
 
 use std::borrow::Cow;
 
-use tollgate_counter::packed_counter::Decoded;
-
-use crate::holds::DecodedHolds;
 use tollgate_counter::{
     algorithm::{Counter, Decision, Limit, Operation},
-    packed_counter::{Now, PackedCounter},
+    packed_counter::{Decoded, Now, PackedCounter},
     time::Timestamp,
 };
 
 use crate::{
     HOLDS_MAX, HoldId, Settled,
-    holds::{Expired, Holds},
+    holds::{DecodedHolds, Expired, Holds},
 };
 
 mod draft;
-mod growth;
 mod interpreter;
 
 pub use draft::{Exhausted, ReservationDraft, Reserve, reserve};
-pub(super) use growth::TakenBack;
 
 /// A counter, if it is not idle, and its holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -339,4 +334,43 @@ fn correct(holds: &mut Holds, Now { now, given_up }: Now) -> bool {
 
 fn peek(limit: &Limit, counter: &mut Counter, now: Now) -> Decision {
     limit.decide(counter, now.now, Operation::Peek)
+}
+
+/// What is taken back of an operation without room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TakenBack {
+    /// Nothing: the counter cannot do without what it has grown by.
+    Nothing,
+    /// The record of a refusal, which the decision no longer depends on.
+    Record,
+    /// The hits of a charge.
+    Charge,
+}
+
+impl HeldCounter {
+    /// Takes back what `decision` of `limit` has added to the memory of the counter, and decides as without it.
+    pub(crate) fn take_growth_back(
+        &mut self,
+        limit: &Limit,
+        now: Now,
+        decision: &mut Decision,
+        had_record: bool,
+        decide: impl Fn(&Limit, &mut Counter) -> Decision,
+    ) -> TakenBack {
+        if !had_record && self.has_record() {
+            self.packed = self.packed.take().map(|packed| packed.without_record());
+            let limit = self.limit_without_holds(limit).plain().clone();
+            *decision = Decision { receipt: None, ..decide(&limit, &mut self.counter(&limit, now)) };
+            return TakenBack::Record;
+        }
+        let Some(receipt) = decision.receipt.take() else { return TakenBack::Nothing };
+        self.update(limit, now, |limit, counter| {
+            limit.undo(counter, receipt, now.now);
+            peek(limit, counter, now)
+        });
+        if let Some(packed) = &mut self.packed {
+            packed.release_spare();
+        }
+        TakenBack::Charge
+    }
 }

@@ -2,6 +2,9 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
+use changes::{HoldChanges, Uncompared};
+use ended::{EndedHold, HoldAnswer};
+use hold::{Hold, HoldState};
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{
     algorithm::{ChargePosition, Counter, Decision, HeldCharge, Limit, Operation},
@@ -19,16 +22,10 @@ mod ended;
 mod forgetting;
 mod hold;
 mod merge;
-mod size;
 
-use changes::{HoldChanges, Uncompared};
 pub(super) use codec::DecodedHolds;
 pub(super) use copies::CounterCopy;
-use ended::{EndedHold, HoldAnswer};
 pub use hold::RETENTION;
-use hold::{Hold, HoldState};
-pub(super) use size::HoldSize;
-pub use size::id_bytes;
 
 /// The ids of reservations that a counter retains, those of open holds included, before it forgets those that have
 /// ended: the oldest of the settled ones first.
@@ -398,3 +395,52 @@ impl Holds {
 
 #[cfg(test)]
 mod tests;
+
+/// The approximate memory of an entry of a tree without key and value, in bytes.
+const TREE_ENTRY_BYTES: usize = 16;
+
+/// What the holds of one counter take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HoldSize {
+    pub(crate) open: usize,
+    pub(crate) bytes: usize,
+}
+
+impl Holds {
+    /// The bytes that the first hold of a counter takes in addition to [`Holds::bytes_of_one`]: a vector begins with
+    /// four places.
+    pub(crate) const BYTES_OF_FIRST: usize = size_of::<Self>() + 2 * size_of::<Hold>();
+
+    /// What they take.
+    pub(crate) fn size(&self) -> HoldSize {
+        HoldSize { open: self.open(), bytes: self.bytes() }
+    }
+
+    /// The approximate memory, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        let ended = size_of::<(HoldId, EndedHold)>() + TREE_ENTRY_BYTES;
+        size_of::<Self>()
+            + self.each.capacity() * size_of::<Hold>()
+            + self.ended.len() * ended
+            + self.id_bytes
+            + self.changes.bytes()
+    }
+
+    /// The bytes that one more hold of this id takes.
+    pub(crate) fn bytes_of_one(id: &HoldId) -> usize {
+        // A vector grows to twice its length.
+        2 * size_of::<Hold>() + size_of::<(HoldId, EndedHold)>() + TREE_ENTRY_BYTES + id.bytes.len()
+    }
+
+    fn with_bytes_of_ids(self) -> Self {
+        let ids = self.each.iter().map(|hold| &hold.id).chain(self.ended.keys());
+        let id_bytes = ids.map(|id| id.bytes.len()).sum();
+        let request_ids = self.ended.keys().filter(|id| id.is_of_request()).count();
+        Self { id_bytes, request_ids, ..self }
+    }
+}
+
+/// The bytes that one more hold of this id takes.
+pub fn id_bytes(id: &HoldId) -> usize {
+    Holds::bytes_of_one(id)
+}

@@ -1,11 +1,13 @@
-//! The hasher of maps by key.
+//! Maps by key: their hasher, the memory that they take, and how much is cut of them at a time.
 
 use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
 };
 
-use tollgate_counter::descriptor::Key;
+use tollgate_counter::{descriptor::Key, packed_counter::PackedCounter};
+
+use crate::holds::Holds;
 
 /// A map by key.
 pub(super) type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
@@ -29,4 +31,19 @@ impl Hasher for KeyHasher {
             self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
         }
     }
+}
+
+/// Data that takes too much memory is cut by this fraction at a time.
+pub(crate) const CUT_DIVISOR: usize = 16;
+
+/// The memory of a standard hash map of this capacity, in bytes: one of eight buckets stays free, and each takes one
+/// byte of metadata.
+pub(crate) fn bytes_of_map(capacity: usize) -> usize {
+    if capacity == 0 { 0 } else { (capacity * 8 / 7 + 1) * (size_of::<(Key, PackedCounter)>() + 1) + 16 }
+}
+
+/// The approximate memory, in bytes.
+pub(crate) fn bytes_of_holds(holds: &ByKey<Box<Holds>>) -> usize {
+    let capacity = holds.capacity() * size_of::<(Key, Box<Holds>)>() * 5 / 4;
+    capacity + holds.values().map(|holds| holds.bytes()).sum::<usize>()
 }

@@ -2,7 +2,6 @@
 
 mod budget;
 mod check;
-mod decide_set;
 mod decisions;
 pub mod divider;
 #[cfg(any(test, fuzzing, feature = "testing"))]
@@ -14,19 +13,18 @@ mod lead;
 mod leased_decision;
 mod memory;
 mod operation;
-mod refusal;
 mod reservation;
 mod slot;
 mod slot_copy;
 mod slot_data;
-mod stored_slot;
 mod subscribers;
 mod table;
 
 pub use budget::BYTES_MIN;
 pub use budget::MemoryReservation;
+pub use check::refuses;
 pub use check::{Check, OnFull, OnRefusal};
-pub use decide_set::decide_set;
+pub use check::{CheckRole, Refusal};
 pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision};
 pub use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Reserve, Room, reserve};
 pub use holds::Expired;
@@ -37,15 +35,14 @@ pub use memory::{
     Admin, CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement,
     ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits,
 };
+pub use operation::decide_set;
 pub use operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, UnknownId};
-pub use refusal::refuses;
-pub use refusal::{CheckRole, Refusal};
 pub use reservation::{
     HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HOLDS_MAX, HoldId, HoldIdTooLong,
     HoldTerms, HoldTtlOutOfBounds, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,
 };
 pub use slot::{SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, SlotSnapshot};
+pub use slot_copy::{Epoch, SlotSource, StoredSlot};
 pub use slot_data::{Consumption, PendingUsage, SlotChanges, SlotData, SlotDecodeError};
-pub use stored_slot::{Epoch, SlotSource, StoredSlot};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};

@@ -11,10 +11,9 @@ use tollgate_counter::{
 
 use crate::{
     Check, Checks, Decisions, OnFull, OnRefusal, SLOTS, SingleDecision, Slot, SlotData,
-    decide_set::decide_set,
     held_counter::Room,
     lead::Lead,
-    operation::{CounterOperation, OperationOutcome},
+    operation::{CounterOperation, OperationOutcome, decide_set},
 };
 
 mod admin;

@@ -23,13 +23,12 @@ use crate::{
     table::SlotTable,
 };
 
-mod bytes;
 mod codec;
 mod consumption;
 mod pending_usage;
 
-pub(super) use bytes::bytes_of_map;
-use bytes::{CUT_DIVISOR, bytes_of_holds};
+pub(super) use crate::key_hasher::bytes_of_map;
+use crate::key_hasher::{CUT_DIVISOR, bytes_of_holds};
 pub use codec::SlotDecodeError;
 pub use consumption::Consumption;
 pub(super) use consumption::HeldConsumption;

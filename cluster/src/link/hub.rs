@@ -17,7 +17,7 @@ use crate::{
         addresses::{Addresses, DIALS_MAX, DialResult},
         peer::{LocalProcess, PEERS_MAX, Peer, PeerRoster},
         rejections::Rejections,
-        seed_state::SeedState,
+        seeds::SeedState,
         ticks::{LinkTicks, NextTick},
     },
     trust::Credentials,

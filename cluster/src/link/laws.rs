@@ -9,8 +9,7 @@ use crate::{
     MemberId,
     link::{
         assembly::AssemblyBudget,
-        frame::Piece,
-        handshake::{Resolution, SessionIds, SessionOffer, supersedes},
+        frame::{Piece, Resolution, SessionIds, SessionOffer, supersedes},
         session::{Session, SessionBounds, SessionError},
     },
 };

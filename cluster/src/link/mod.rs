@@ -28,14 +28,12 @@ mod drive;
 mod frame;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
-mod handshake;
 mod hub;
 #[cfg(test)]
 mod laws;
 mod outbound;
 mod peer;
 mod rejections;
-mod seed_state;
 mod seeds;
 mod session;
 mod stats;
@@ -45,7 +43,7 @@ use addresses::DialResult;
 pub use advertise::is_host_port;
 use hub::HubState;
 pub use rejections::Strangers;
-pub use seed_state::{SeedFailures, SeedState};
+pub use seeds::{SeedFailures, SeedState};
 pub use stats::{LinkFailure, LinkStats};
 #[cfg(test)]
 pub(super) use ticks::interval as heartbeat_interval;

@@ -17,8 +17,7 @@ use crate::{
     link::{
         DisconnectReason, LinkHandler,
         assembly::AssemblyBudget,
-        frame::{Frame, Hello, Kind, Reason, VERSION},
-        handshake::{Resolution, SessionIds, supersedes},
+        frame::{Frame, Hello, Kind, Reason, Resolution, SessionIds, VERSION, supersedes},
         outbound::OutboundQueue,
         session::{Session, SessionError},
         stats::LinkStats,

@@ -14,9 +14,8 @@ use crate::{
         context::Context,
         forwarding::{Forward, Forwarding, OpenCheck, Requester},
         lease_borrower::LeaseBorrower,
-        output::NodeAction,
+        output::{NodeAction, Ticket},
         slots::Slots,
-        ticket::Ticket,
     },
 };
 

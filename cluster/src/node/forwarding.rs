@@ -14,7 +14,10 @@ use tollgate_rules::ForwardPolicy;
 use crate::{
     MemberId,
     message::{Message, RemoteCheck},
-    node::{context::Context, output::NodeOutput, ticket::Ticket},
+    node::{
+        context::Context,
+        output::{NodeOutput, Ticket},
+    },
 };
 
 /// The most open checks.

@@ -15,10 +15,8 @@ use tollgate_counter::{
 use crate::{
     MemberId,
     message::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement},
-    node::{
-        lease_owner::{KEYS_MAX, LEASE_TTL},
-        settings::NodeSettings,
-    },
+    node::lease_owner::{KEYS_MAX, LEASE_TTL},
+    tuning::NodeSettings,
 };
 
 /// The window in which forwards are counted to find hot keys.

@@ -14,9 +14,9 @@ use crate::{
     node::{
         joining::ReachedPeers,
         output::{NodeAction, NodeEvent, NodeOutput},
-        settings::NodeSettings,
     },
     placement::Placement,
+    tuning::NodeSettings,
 };
 
 mod damping;

@@ -34,19 +34,16 @@ mod output;
 mod ownership;
 mod recovery;
 mod sessions;
-mod settings;
 mod slots;
-mod stats;
 #[cfg(test)]
 mod tests;
-mod ticket;
 mod ticks;
 mod view;
 
+pub(crate) use crate::tuning::NodeSettings;
+pub(crate) use output::NodeStats;
+pub(crate) use output::Ticket;
 pub(crate) use output::{NodeAction, NodeEvent};
-pub(crate) use settings::NodeSettings;
-pub(crate) use stats::NodeStats;
-pub(crate) use ticket::Ticket;
 pub(crate) use ticks::{TICK, TICK_IDLE};
 pub use view::{ClusterView, MemberView};
 

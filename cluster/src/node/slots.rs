@@ -20,9 +20,9 @@ use crate::{
     node::{
         backup::Backups, backup_sender::BackupSender, context::Context, lease_owner::LeaseOwner,
         membership::Membership, output::NodeAction, ownership::Ownership, recovery::Recovery,
-        settings::NodeSettings,
     },
     placement::Placement,
+    tuning::NodeSettings,
 };
 
 mod apply;

@@ -10,11 +10,10 @@ use crate::{
 };
 
 mod changes;
-mod entry;
 
 use changes::LogChanges;
+pub use changes::LogEntry;
 pub use changes::SentChanges;
-pub use entry::LogEntry;
 
 /// Charges within the length of the window, oldest first, and their sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 //!
 //! A limit is policy, a counter is history. Algorithms take no lock, do no I/O and read no clock.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,6 @@ mod leaky_queue;
 mod limit;
 mod log_counter;
 mod penalty;
-mod quota_terms;
 mod sliding_log;
 mod sliding_window;
 mod stepped_bucket;
@@ -28,6 +27,7 @@ mod window;
 
 #[cfg(test)]
 mod examples;
+
 #[cfg(any(test, feature = "testing"))]
 #[allow(
     dead_code,
@@ -53,7 +53,6 @@ pub use log_counter::LogCounter;
 pub use log_counter::{LogEntry, SentChanges as SentLogChanges};
 pub use penalty::PenaltyRecord;
 pub use penalty::{Penalty, PenaltyState};
-pub use quota_terms::QuotaTerms;
 pub use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
 pub use sliding_log::{LogReceipt, SlidingLog};
 pub use sliding_window::{SlidingCounter, SlidingReceipt, SlidingWindow};
@@ -302,5 +301,20 @@ impl<R> Decision<R> {
             reset_after: self.reset_after,
             receipt: self.receipt.and_then(keep),
         }
+    }
+}
+
+/// The part of a limit to which a bucket is entitled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuotaTerms {
+    /// The weight of its demand if the limit is below the sum of demands.
+    pub weight: NonZeroU32,
+    /// Hits a second of a rate, or hits of a budget, that it may let pass whatever the demand of others is.
+    pub floor: u64,
+}
+
+impl Default for QuotaTerms {
+    fn default() -> Self {
+        Self { weight: NonZeroU32::MIN, floor: 0 }
     }
 }

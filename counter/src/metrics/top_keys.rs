@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError, TryLockError},
 };
 
-use crate::metrics::{MetricCounter, sharded};
+use crate::metrics::{self, MetricCounter};
 
 /// The maximum length of a text, in bytes; longer ones are truncated.
 const TEXT_MAX: usize = 256;
@@ -105,7 +105,7 @@ impl SpaceSaving {
 impl TopKeys {
     /// Lists of at most `capacity` keys each.
     pub fn new(capacity: usize) -> Self {
-        let lists = sharded::shard_count().min(LISTS_MAX);
+        let lists = metrics::shard_count().min(LISTS_MAX);
         Self {
             lists: (0..lists).map(|_| Mutex::new(SpaceSaving::new(capacity))).collect(),
             missed: MetricCounter::default(),
@@ -119,7 +119,7 @@ impl TopKeys {
 
     /// Counts a key so many times. `text` is called only if the key enters the list.
     pub fn add_many(&self, key: u128, times: u64, text: impl FnOnce() -> String) {
-        match self.lists[sharded::shard_index() % self.lists.len()].try_lock() {
+        match self.lists[metrics::shard_index() % self.lists.len()].try_lock() {
             Ok(mut list) => list.add_many(key, times, text),
             Err(TryLockError::Poisoned(list)) => list.into_inner().add_many(key, times, text),
             Err(TryLockError::WouldBlock) => self.missed.add(times),

@@ -7,11 +7,10 @@ use crate::time::Timestamp;
 
 mod caller;
 mod ids;
-mod share;
 
+pub use caller::{CALLER_SHARE, SharedUse};
 pub use caller::{Caller, CallerOrigin, CallerRegistry};
 pub use ids::IdRecord;
-pub use share::{CALLER_SHARE, SharedUse};
 
 /// How long a call may wait for a remote decision: half of the caller's timeout, so that the answer still arrives, and
 /// at most `max`.

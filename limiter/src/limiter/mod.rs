@@ -2,7 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
+use answer::SingleAnswer;
 use arc_swap::Guard;
+use metrics::CheckOutcome;
+use plan::{AppliedLimit, Plan, applied_limits};
+use source::DecisionSource;
 use tollgate_counter::{
     algorithm::Decision,
     time::{Clock, ClockReading, Timestamp},
@@ -15,12 +19,10 @@ mod answer;
 mod bounds;
 mod elsewhere;
 mod embedded;
-mod error;
 mod examples;
 mod explain;
 mod id_share;
 mod metrics;
-mod partition;
 mod plan;
 mod prepared;
 mod request;
@@ -28,13 +30,12 @@ mod reserve;
 mod retry;
 mod source;
 
-use answer::SingleAnswer;
+pub use answer::LimiterError;
 pub use answer::{Answer, AnswerOf, Status};
 pub use bounds::{CallSize, RequestBounds, TooLarge};
 pub use embedded::{CheckError, Checked, Reservation};
 #[cfg(feature = "redis")]
 pub(crate) use embedded::{each_entry, request};
-pub use error::LimiterError;
 pub use examples::{Example, Examples};
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
 pub use id_share::ReplicaShare;
@@ -45,10 +46,6 @@ pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
 pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
 pub use retry::Retry;
 pub use source::{DecidedElsewhere, Elsewhere};
-
-use metrics::CheckOutcome;
-use plan::{AppliedLimit, Plan, applied_limits};
-use source::DecisionSource;
 
 /// Decides requests by the active rules.
 #[derive(Clone, Debug)]
@@ -321,3 +318,15 @@ impl ActiveView<'_> {
 
 #[cfg(test)]
 mod tests;
+
+impl ActiveView<'_> {
+    /// A name of the counter that decides the descriptor at this index: a keyed hash of its key, from which neither the
+    /// key nor the position of the counter follows. `None` if there is no counter.
+    pub fn partition_key(&self, request: &Request<'_>, descriptor: usize) -> Option<[u8; 8]> {
+        let domain = self.rules.domain(request.domain)?;
+        let descriptor = request.descriptors.get(descriptor)?;
+        let applied = AppliedLimit::new(domain, descriptor, request);
+        let key = applied.check(domain, descriptor)?.key;
+        Some(self.rules.secret().hash(key).to_le_bytes())
+    }
+}

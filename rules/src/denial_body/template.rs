@@ -1,4 +1,6 @@
-//! Templates of bodies: text, or JSON whose texts have variables.
+//! The kinds of bodies. A template is text, or JSON whose texts have variables.
+
+use std::fmt;
 
 use serde_json::Value as Json;
 
@@ -125,6 +127,32 @@ impl JsonTemplate {
 fn separate(index: usize, out: &mut String) {
     if index > 0 {
         out.push(',');
+    }
+}
+
+/// The values of `denial_body` in rule files that are no mapping.
+pub(super) const OFF: &str = "off";
+pub(super) const PROBLEM: &str = "problem";
+
+/// The body of refusals by a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DenialBody {
+    /// None, whatever the settings say.
+    Off,
+    /// `application/problem+json`.
+    Problem,
+    /// What the operator has written.
+    Template(DenialTemplate),
+}
+
+/// As in the rule file: `off`, `problem`, or the content type and the template.
+impl fmt::Display for DenialBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str(OFF),
+            Self::Problem => f.write_str(PROBLEM),
+            Self::Template(template) => write!(f, "{}: {}", template.content_type(), template.source()),
+        }
     }
 }
 

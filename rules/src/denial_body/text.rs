@@ -5,7 +5,7 @@ use std::{fmt::Write as _, time::Duration};
 use serde_json::Value as Json;
 use tollgate_counter::{named, printable};
 
-use crate::{Unit, key_messages, yaml::quote};
+use crate::{Unit, keys, yaml::quote};
 
 /// The maximum size of a body, in bytes: names of limits can be long.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -200,9 +200,9 @@ fn is_word(text: &str) -> bool {
 
 fn unknown(name: &str, line: &str) -> String {
     let names = || Variable::ALL.map(Variable::name).into_iter();
-    let mut hint = key_messages::hint(name, names());
+    let mut hint = keys::hint(name, names());
     if hint.is_empty() {
-        hint = format!("; there are {}, and `{{{{` stands for a brace", key_messages::quoted_list(names()));
+        hint = format!("; there are {}, and `{{{{` stands for a brace", keys::quoted_list(names()));
     }
     format!("{}{line} is no variable{hint}", quote(&format!("{{{name}}}")))
 }

@@ -9,10 +9,8 @@ use crate::{
     diagnostics::Diagnostics,
     file::RateLimitDraft,
     limit::{
-        KeyValue, RuleTerms,
-        excess::{debt, excess},
-        period,
-        terms::AtRate,
+        KeyValue, RuleTerms, period,
+        terms::{AtRate, debt, excess},
     },
     reader::Located,
     yaml::Mark,

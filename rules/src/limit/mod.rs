@@ -6,7 +6,6 @@ use crate::{
     Allowance, DisplayedLimit,
     diagnostics::Diagnostics,
     file::{GivenKey, RateLimitDraft},
-    key_messages,
     keys::{self, AppliesTo},
     reader::Located,
     yaml::quote,
@@ -14,7 +13,6 @@ use crate::{
 
 mod buckets;
 mod concurrency;
-mod excess;
 mod penalty;
 mod period;
 mod queue;
@@ -164,7 +162,7 @@ fn unfit_quota_unit(draft: &RateLimitDraft) -> Option<Located<String>> {
 fn misuse(draft: &RateLimitDraft, given: &GivenKey) -> Option<Located<String>> {
     let name = given.key.name;
     let algorithm = draft.algorithm.as_ref().map(|algorithm| algorithm.value);
-    let names = |some: &[AlgorithmName]| key_messages::quoted_list(some.iter().map(|name| name.name()));
+    let names = |some: &[AlgorithmName]| keys::quoted_list(some.iter().map(|name| name.name()));
     let value = match (given.key.applies_to, algorithm) {
         (AppliesTo::Any, _) => return None,
         _limiting if draft.is_unlimited() => {

@@ -9,7 +9,7 @@ use crate::{
     Unit,
     diagnostics::Diagnostics,
     file::{self, RateLimitDraft},
-    key_messages,
+    keys,
     reader::Located,
     yaml::{Mark, quote},
 };
@@ -30,7 +30,7 @@ impl Period {
             return Some(Self { span, unit: None, calendar: None });
         }
         if draft.given("unit").is_none() {
-            let names = key_messages::quoted_list(Unit::ALL.iter().map(|unit| unit.name()));
+            let names = keys::quoted_list(Unit::ALL.iter().map(|unit| unit.name()));
             diagnostics
                 .add(draft.mark, format!("`unit` is missing; it is one of {names}, or give a `window`"));
             return None;
@@ -156,7 +156,7 @@ fn calendar_unit(
 fn unknown_zone(zone: &str, mark: Mark, diagnostics: &mut Diagnostics<'_>) {
     diagnostics.add_with(mark, || {
         let known: Vec<String> = jiff::tz::db().available().map(|name| name.to_string()).collect();
-        let hint = key_messages::hint(zone, known.iter().map(String::as_str));
+        let hint = keys::hint(zone, known.iter().map(String::as_str));
         let given = quote(zone);
         format!("`timezone` cannot be {given}; it is an IANA name such as `Europe/Berlin` or `UTC`{hint}")
     });

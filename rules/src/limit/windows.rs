@@ -7,7 +7,10 @@ use tollgate_counter::algorithm::{Classic, FixedWindow, Limit, SlidingLog, Slidi
 use crate::{
     diagnostics::Diagnostics,
     file::RateLimitDraft,
-    limit::{KeyValue, excess::debt, terms::AtRate},
+    limit::{
+        KeyValue,
+        terms::{AtRate, debt},
+    },
     reader::Located,
 };
 

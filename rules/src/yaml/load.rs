@@ -8,9 +8,8 @@ use std::{
 use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
 use crate::yaml::{
-    Mark, Scalar, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue,
-    bounds::{DEPTH_MAX, WEIGHT_MAX, duplicates, is_key, weight_of},
-    quote, simple,
+    DEPTH_MAX, Mark, Scalar, WEIGHT_MAX, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue, duplicates,
+    is_key, quote, simple, weight_of,
 };
 
 /// The maximum file size: 16 MiB.

@@ -4,21 +4,22 @@
 //! Loading reports every problem, except that a syntax error ends its document. Anchors, aliases and `<<` merges are
 //! supported, within a bound on the expanded size; tags are not.
 
-mod bounds;
-mod json;
+use std::{
+    borrow::Cow,
+    collections::{HashMap, hash_map::Entry},
+};
+
+use serde_json::{Map, Number, Value as Json};
+use tollgate_counter::printable;
+
 mod load;
 mod scalar;
 mod simple;
 
-pub use bounds::{DEPTH_MAX, WEIGHT_MAX};
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub use load::compare_readers;
 pub use load::{BYTES_MAX, PROBLEMS_MAX, load};
 pub use scalar::Resolved;
-
-use std::borrow::Cow;
-
-use tollgate_counter::printable;
 
 /// A position in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -134,3 +135,110 @@ pub fn quote(text: &str) -> String {
 
 #[cfg(test)]
 mod tests;
+
+impl YamlNode<'_> {
+    /// The value as JSON. Reports numbers that JSON cannot represent and replaces them by null.
+    pub fn to_json(&self, problems: &mut Vec<YamlProblem>) -> Json {
+        match &self.value {
+            YamlValue::Scalar(scalar) => scalar.to_json().unwrap_or_else(|| {
+                let what = format!(
+                    "{} is a number that JSON cannot hold; write it as text, in quotes",
+                    quote(&scalar.text)
+                );
+                problems.push(YamlProblem { mark: self.mark, what });
+                Json::Null
+            }),
+            YamlValue::List(items) => items.iter().map(|item| item.to_json(problems)).collect(),
+            YamlValue::Mapping(pairs) => {
+                let fields = pairs.iter().map(|pair| (pair.key.to_string(), pair.value.to_json(problems)));
+                Json::Object(fields.collect::<Map<_, _>>())
+            }
+            YamlValue::Unreadable => Json::Null,
+        }
+    }
+}
+
+impl Scalar<'_> {
+    fn to_json(&self) -> Option<Json> {
+        match self.resolve() {
+            Resolved::Null => Some(Json::Null),
+            Resolved::Bool(value) => Some(Json::Bool(value)),
+            Resolved::Integer(value) => i64::try_from(value)
+                .map(Number::from)
+                .or_else(|_| u64::try_from(value).map(Number::from))
+                .ok()
+                .or_else(|| Number::from_f64(value as f64))
+                .map(Json::Number),
+            Resolved::Float(value) => Number::from_f64(value).map(Json::Number),
+            Resolved::Text => Some(Json::String(self.text.to_string())),
+        }
+    }
+}
+
+/// The maximum depth of nested lists and mappings.
+pub const DEPTH_MAX: usize = 32;
+/// The maximum number of nodes of a file with all aliases expanded. A scalar counts one more for every 64 bytes.
+pub const WEIGHT_MAX: usize = 4_000_000;
+/// Mappings of up to this many keys are searched for duplicates linearly, which allocates nothing.
+const LINEAR_SEARCH_MAX: usize = 16;
+
+/// The weight of a scalar with this text.
+fn weight_of(text: &str) -> usize {
+    1 + text.len() / 64
+}
+
+/// The indices of pairs with a key that an earlier pair has, and the position of that pair.
+fn duplicates(pairs: &[YamlPair<'_>]) -> Vec<(usize, Mark)> {
+    if pairs.len() <= LINEAR_SEARCH_MAX {
+        let first = |(index, pair): (usize, &YamlPair<'_>)| {
+            let before = pairs[..index].iter().find(|before| before.key == pair.key);
+            before.map(|before| (index, before.mark))
+        };
+        return pairs.iter().enumerate().filter_map(first).collect();
+    }
+    let mut firsts: HashMap<&str, Mark> = HashMap::with_capacity(pairs.len());
+    let mut found = Vec::new();
+    for (index, pair) in pairs.iter().enumerate() {
+        match firsts.entry(&pair.key) {
+            Entry::Occupied(first) => found.push((index, *first.get())),
+            Entry::Vacant(index) => {
+                index.insert(pair.mark);
+            }
+        }
+    }
+    found
+}
+
+/// Whether a scalar is allowed as a key. A single letter such as `y` is a name here, although YAML 1.1 reads it as a
+/// boolean.
+fn is_key(scalar: &Scalar<'_>) -> bool {
+    match scalar.resolve() {
+        Resolved::Text => true,
+        Resolved::Bool(_) => scalar.text.len() == 1,
+        Resolved::Null | Resolved::Integer(_) | Resolved::Float(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod json_tests {
+    use serde_json::json;
+
+    use crate::yaml::load;
+
+    #[test]
+    fn yaml_converts_to_equal_json() {
+        let text = "a: yes\nb: [1, 0x10, 1.5, ~, '1', text]\nc: {d: }\n";
+        let stream = load(text.as_bytes());
+        let mut problems = Vec::new();
+        let json = stream.documents[0].to_json(&mut problems);
+        assert_eq!(json, json!({"a": true, "b": [1, 16, 1.5, null, "1", "text"], "c": {"d": null}}));
+        assert_eq!(problems, []);
+    }
+
+    #[test]
+    fn number_that_json_cannot_hold_is_reported() {
+        let mut problems = Vec::new();
+        load(b"a:\n  b: .inf\n").documents[0].to_json(&mut problems);
+        assert_eq!((problems[0].mark.line, problems[0].mark.column), (2, 6));
+    }
+}

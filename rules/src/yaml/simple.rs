@@ -7,8 +7,7 @@
 use std::borrow::Cow;
 
 use crate::yaml::{
-    Mark, Scalar, YamlNode, YamlPair, YamlValue,
-    bounds::{DEPTH_MAX, WEIGHT_MAX, duplicates, is_key, weight_of},
+    DEPTH_MAX, Mark, Scalar, WEIGHT_MAX, YamlNode, YamlPair, YamlValue, duplicates, is_key, weight_of,
 };
 
 /// The maximum length of a key, far below that of YAML.

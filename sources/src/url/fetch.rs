@@ -1,6 +1,6 @@
-//! One request for rules, with its redirects.
+//! One request for rules, with its redirects and the settings of it.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use axum::body::Body;
 use futures_util::{FutureExt, future::select_ok};
@@ -22,7 +22,7 @@ use tollgate_net::{
 };
 use tollgate_telemetry::causes;
 
-use crate::url::{address::Address, settings::UrlSettings};
+use crate::{ClientTlsFiles, url::address::Address};
 
 /// The maximum length of an `ETag` that is sent back, in bytes.
 const ETAG_BYTES_MAX: usize = 1024;
@@ -193,4 +193,27 @@ fn foreign_charset(headers: &HeaderMap) -> Option<String> {
         charsets.map(|(_, charset)| charset.trim().trim_matches('"').to_owned()).collect::<Vec<_>>()
     });
     charsets.into_iter().find(|charset| !["utf-8", "utf8", "us-ascii"].contains(&&**charset))
+}
+
+/// Where the rules are, how they are asked for, and what bounds an answer.
+#[derive(Clone, Debug)]
+pub struct UrlSettings {
+    /// The address.
+    pub address: Address,
+    /// The time between two requests; up to a fifth of it is left out at random.
+    pub interval: Duration,
+    /// The time for a whole answer, connection and redirects included.
+    pub timeout: Duration,
+    /// The maximum size of the document, in bytes.
+    pub bytes_max: usize,
+    /// The certificates, for `https`.
+    pub tls: ClientTlsFiles,
+    /// The file of the bearer token, if there is one.
+    pub token_file: Option<PathBuf>,
+    /// The maximum number of redirects for one answer.
+    pub redirects_max: u32,
+    /// Whether `http` is allowed for other machines.
+    pub plaintext: bool,
+    /// The file in which the last good document is retained, if there is one.
+    pub copy: Option<PathBuf>,
 }

@@ -9,7 +9,7 @@ use tonic::{
     transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Uri},
 };
 
-use crate::tls_files::ClientTlsFiles;
+use crate::ClientTlsFiles;
 
 /// Control planes close connections with frequent pings of HTTP/2, so a dead one is noticed by TCP.
 const KEEPALIVE: Duration = Duration::from_secs(30);

@@ -15,7 +15,7 @@ use tollgate_telemetry::causes;
 use tonic::transport::Channel;
 use tracing::{debug, info, warn};
 
-use crate::tls_files::ClientTlsFiles;
+use crate::ClientTlsFiles;
 
 mod applier;
 mod endpoint;
@@ -24,11 +24,9 @@ pub mod fuzz;
 mod proto;
 mod resource;
 mod session;
-mod stats;
-mod unknown_field;
 
 pub use endpoint::{is_header, is_url};
-pub use stats::XdsStats;
+pub use session::XdsStats;
 
 use applier::Update;
 use proto::envoy::service::discovery::v3::{

@@ -6,24 +6,281 @@
 //!
 //! A [`Divider`] is pure: reports, a view of the counter and the time in, assignments out.
 
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tollgate_counter::{
+    algorithm::{Granted, Limit, QuotaTerms},
+    resilience::{CALLER_SHARE, SharedUse},
+    time::Timestamp,
+};
+
+use crate::{
+    CounterView, Turn,
+    divider::{
+        assignment::{end_of_assignment, moved},
+        roster::SubscriberRoster,
+        shares::Shares,
+        slices::Slices,
+    },
+};
+
 mod assignment;
 mod demand;
-mod divide;
 mod max_min;
 mod registry;
 mod roster;
 mod shares;
 mod slices;
-mod stats;
 
 pub use assignment::{
     ASSIGNMENT_TTL, Assignment, DividerReport, DivisionOutcome, SubscriberUsage, UNCERTAIN,
 };
-pub use divide::{Divider, SUBSCRIBERS_MAX, is_divisible};
+pub use registry::DividerStats;
 pub use registry::{Assignments, Divide, Dividers, SlotDivisions, SubscriberReport};
-pub use stats::DividerStats;
 
 pub use crate::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};
 
 #[cfg(test)]
 mod tests;
+
+/// The most subscribers of one limit. All of them go to another replica in one message.
+pub const SUBSCRIBERS_MAX: usize = 4_096;
+
+/// A limit with at most so many subscribers is divided with each report.
+const SUBSCRIBERS_AT_ONCE: usize = 64;
+/// A limit with more than [`SUBSCRIBERS_AT_ONCE`] subscribers is divided once in this time for each subscriber, and
+/// what is reported meanwhile is noted. So the work for a report does not grow with their number: a limit has at most
+/// 20,000 of them visited in a second.
+const PAUSE_EACH: Duration = Duration::from_micros(50);
+
+/// Divides one limit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Divider {
+    limit: Limit,
+    way: Way,
+    // What an earlier divider has granted is not known, and may be in force until then.
+    learns_until: Timestamp,
+    // The last division, until another one may follow.
+    #[serde(skip)]
+    last: Option<Division>,
+}
+
+/// What a division has come to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Division {
+    granted: Granted,
+    next_from: Timestamp,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum Way {
+    Shares(Shares),
+    Slices(Slices),
+}
+
+impl Way {
+    fn new(limit: &Limit, learns_until: Timestamp, now: Timestamp) -> Self {
+        match limit.hit_rate() {
+            Some(rate) => Self::Shares(Shares::new(rate, learns_until, now)),
+            None => Self::Slices(Slices::new(limit.allowance(), now)),
+        }
+    }
+}
+
+/// Whether clients can be served a limit: not if a refused hit leaves a trace, if a hit waits, or if a hit occupies a
+/// place.
+pub fn is_divisible(limit: &Limit) -> bool {
+    limit.is_leasable()
+}
+
+fn has_room_for<S>(roster: &SubscriberRoster<S>, id: SubscriberId) -> bool {
+    let all = roster.len();
+    let max = SUBSCRIBERS_MAX;
+    all < max / 2
+        || roster.has(id)
+        || SharedUse { own: roster.count_of_caller(id.caller()), all, max }.has_room_for(1, CALLER_SHARE)
+}
+
+impl Divider {
+    /// Divides `limit`, of which anything may be granted until `learns_until`.
+    pub fn new(limit: Limit, learns_until: Timestamp, now: Timestamp) -> Self {
+        Self { way: Way::new(&limit, learns_until, now), limit, learns_until, last: None }
+    }
+
+    /// The limit.
+    pub fn limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    /// Whether there is no subscriber.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Divides another limit from now on. Returns whether it differs.
+    pub fn set_limit(&mut self, limit: &Limit, now: Timestamp) -> bool {
+        if self.limit == *limit {
+            return false;
+        }
+        (self.limit, self.last) = (limit.clone(), None);
+        match (&mut self.way, limit.hit_rate()) {
+            (Way::Shares(shares), Some(rate)) => shares.set_rate(rate),
+            (Way::Slices(slices), None) => slices.set_allowance(limit.allowance()),
+            // What was granted in the other way is in force until its end.
+            (way, _) => {
+                self.learns_until = self.learns_until.max(end_of_assignment(now));
+                *way = Way::new(limit, self.learns_until, now);
+            }
+        }
+        true
+    }
+
+    /// The number of subscribers.
+    pub fn len(&self) -> usize {
+        match &self.way {
+            Way::Shares(shares) => shares.roster().len(),
+            Way::Slices(slices) => slices.roster().len(),
+        }
+    }
+
+    /// Whether there is a place for a subscriber, in the share of its caller.
+    pub fn has_room_for(&self, id: SubscriberId) -> bool {
+        match &self.way {
+            Way::Shares(shares) => has_room_for(shares.roster(), id),
+            Way::Slices(slices) => has_room_for(slices.roster(), id),
+        }
+    }
+
+    /// Takes the report of a subscriber, and divides; but of many subscribers most reports wait for the next division.
+    pub fn report(
+        &mut self,
+        id: SubscriberId,
+        terms: QuotaTerms,
+        report: DividerReport,
+        view: CounterView,
+        now: Timestamp,
+    ) -> DivisionOutcome {
+        match (report, &mut self.way) {
+            (DividerReport::Usage(usage), Way::Shares(shares)) => shares.report(id, usage, terms, now),
+            (DividerReport::Resumed(usage), Way::Shares(shares)) => {
+                shares.resume(id, usage, now);
+                shares.report(id, usage, terms, now);
+            }
+            (DividerReport::Usage(usage), Way::Slices(slices)) => slices.report(id, usage, terms, now),
+            (DividerReport::Resumed(usage), Way::Slices(slices)) => {
+                slices.resume(id, usage, now);
+                slices.report(id, usage, terms, now);
+            }
+            (DividerReport::End, Way::Shares(shares)) => shares.leave(id),
+            (DividerReport::End, Way::Slices(slices)) => slices.leave(id),
+            (DividerReport::Limit | DividerReport::Counted(_), _) => {}
+        }
+        let reporter = matches!(report, DividerReport::Usage(_) | DividerReport::Resumed(_)).then_some(id);
+        self.divide(reporter, view, now)
+    }
+
+    /// The subscribers at `now`, at most `max` of them.
+    pub fn subscribers(&self, max: usize, now: Timestamp) -> Subscribers {
+        match &self.way {
+            Way::Shares(shares) => Subscribers::new(shares.states(now), shares.callers(), max),
+            Way::Slices(slices) => Subscribers::new(slices.states(now), slices.callers(), max),
+        }
+    }
+
+    /// The replica of each subscriber.
+    pub fn replicas(&self) -> Box<dyn Iterator<Item = u64> + '_> {
+        match &self.way {
+            Way::Shares(shares) => Box::new(shares.roster().ids().iter().map(|id| id.replica)),
+            Way::Slices(slices) => Box::new(slices.roster().ids().iter().map(|id| id.replica)),
+        }
+    }
+
+    /// Ends the subscribers of a replica.
+    pub fn leave_all(&mut self, replica: u64) {
+        self.last = None;
+        match &mut self.way {
+            Way::Shares(shares) => shares.leave_all(replica),
+            Way::Slices(slices) => slices.leave_all(replica),
+        }
+    }
+
+    /// What is granted of the limit.
+    pub fn granted(&self) -> Granted {
+        match &self.way {
+            Way::Shares(shares) => shares.granted(),
+            Way::Slices(slices) => slices.granted(),
+        }
+    }
+
+    /// Moves all instants, of a clock that shows `from`, to one that shows `to`.
+    pub fn move_to(&mut self, from: Timestamp, to: Timestamp) {
+        (self.learns_until, self.last) = (moved(self.learns_until, from, to), None);
+        match &mut self.way {
+            Way::Shares(shares) => shares.move_to(from, to),
+            Way::Slices(slices) => slices.move_to(from, to),
+        }
+    }
+
+    /// Adds another division of this limit, whose assignments may be in force at the same time.
+    pub fn add(&mut self, other: Self, now: Timestamp) {
+        (self.learns_until, self.last) = (self.learns_until.max(other.learns_until), None);
+        match (&mut self.way, other.way) {
+            (Way::Shares(shares), Way::Shares(more)) => shares.add(more, now),
+            (Way::Slices(slices), Way::Slices(more)) => slices.add(more),
+            // The other one had another limit.
+            (Way::Shares(_), Way::Slices(_)) | (Way::Slices(_), Way::Shares(_)) => self.learn(now),
+        }
+    }
+
+    /// Counts everything that an earlier owner has assigned as in force, including what is not known here.
+    pub fn learn(&mut self, now: Timestamp) {
+        (self.learns_until, self.last) = (self.learns_until.max(end_of_assignment(now)), None);
+        match &mut self.way {
+            Way::Shares(shares) => shares.prolong(now),
+            Way::Slices(slices) => slices.prolong(now),
+        }
+    }
+
+    /// Divides without a report, unless the last division was just now.
+    pub fn turn(&mut self, view: CounterView, now: Timestamp) -> DivisionOutcome {
+        self.divide(None, view, now)
+    }
+
+    fn divide(
+        &mut self,
+        reporter: Option<SubscriberId>,
+        view: CounterView,
+        now: Timestamp,
+    ) -> DivisionOutcome {
+        if let (Way::Shares(shares), Some(reporter)) = (&mut self.way, reporter)
+            && let Some(outcome) = shares.renew(reporter, view, now)
+        {
+            return outcome;
+        }
+        if let Some(Division { granted, next_from }) = self.last.filter(|last| now < last.next_from) {
+            match &mut self.way {
+                Way::Shares(shares) => shares.note_requested(view.requested, granted, now),
+                Way::Slices(slices) => slices.note_requested(view.requested, now),
+            }
+            // What was used meanwhile stays granted, so it counts.
+            let turn = Turn { granted, ..Turn::default() };
+            return DivisionOutcome { turn, next_at: Some(next_from), ..DivisionOutcome::default() };
+        }
+        let learns = now < self.learns_until;
+        let visited = self.len();
+        let mut outcome = match &mut self.way {
+            Way::Shares(shares) => shares.turn(view, learns, now),
+            Way::Slices(slices) => slices.turn(view, learns, now),
+        };
+        outcome.visited = visited;
+        if learns && !self.is_empty() {
+            outcome.next_at = outcome.next_at.into_iter().chain([self.learns_until]).min();
+        }
+        let pause = PAUSE_EACH * u32::try_from(visited).unwrap_or(u32::MAX);
+        let granted = outcome.turn.granted;
+        let last = Division { granted, next_from: now.after(pause) };
+        self.last = (visited > SUBSCRIBERS_AT_ONCE).then_some(last);
+        outcome
+    }
+}

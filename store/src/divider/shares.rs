@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use assign::{AssignedShares, BEGIN_DIVISOR, growth};
 use serde::{Deserialize, Serialize};
+use subscriber::{DemandCoverage, SETTLE, ShareSubscriber};
 use tollgate_counter::{
     algorithm::{Granted, HitRate, QuotaTerms},
     time::{SECOND, Timestamp},
@@ -22,11 +24,6 @@ mod assign;
 mod subscriber;
 mod targets;
 mod tokens;
-mod turns;
-
-use assign::{AssignedShares, BEGIN_DIVISOR, growth};
-use subscriber::{DemandCoverage, SETTLE, ShareSubscriber};
-use turns::Turns;
 
 /// The greatest share that Envoy takes.
 const SHARE_MAX: u64 = u32::MAX as u64;
@@ -408,5 +405,25 @@ impl Shares {
 
     fn held(&self) -> HitRate {
         self.each.states().iter().map(|subscriber| subscriber.held).fold(HitRate::default(), HitRate::plus)
+    }
+}
+
+/// The turns of one that has a share at times only.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+struct Turns {
+    has_share: bool,
+    // Since when it has a share, or waits for one.
+    since: Timestamp,
+}
+
+impl Turns {
+    /// Less comes first: a turn that is not over, then the longest wait, then the last turn that is over.
+    fn rank(self, now: Timestamp) -> (u8, u64) {
+        let since = self.since.as_nanos();
+        match self.has_share {
+            true if now < self.since.after(ROTATION) => (0, since),
+            false => (1, since),
+            true => (2, u64::MAX - since),
+        }
     }
 }

@@ -11,10 +11,9 @@ use tollgate_counter::{
 
 use crate::{
     Checks, Decisions, OpenHolds, Subscribers,
-    decide_set::decide_set,
     held_counter::Room,
     memory::{LockedSlots, Memory},
-    operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome},
+    operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, decide_set},
 };
 
 /// What operators do with counters in memory.

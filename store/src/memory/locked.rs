@@ -15,7 +15,6 @@ use tollgate_counter::{
 
 use crate::{
     Check, NotLocal, Slot,
-    decide_set::decide_set,
     held_counter::HeldCounter,
     holds::Holds,
     leased_decision::{apply_leased, decide_leased},
@@ -23,7 +22,7 @@ use crate::{
         CounterState, Memory,
         ownership::{OwnershipTable, SlotOwnership},
     },
-    operation::CounterOperation,
+    operation::{CounterOperation, decide_set},
     table::SlotTable,
 };
 

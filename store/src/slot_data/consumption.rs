@@ -6,11 +6,8 @@ use tollgate_counter::time::Timestamp;
 
 use crate::{
     held_counter::HeldCounter,
-    key_hasher::ByKey,
-    slot_data::{
-        bytes::CUT_DIVISOR,
-        pending_usage::{CounterUsage, PendingUsage},
-    },
+    key_hasher::{ByKey, CUT_DIVISOR},
+    slot_data::pending_usage::{CounterUsage, PendingUsage},
 };
 
 /// What another replica has counted in a slot since an earlier state of it.

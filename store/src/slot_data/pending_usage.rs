@@ -2,7 +2,7 @@
 
 use tollgate_counter::{descriptor::Key, packed_counter::PackedCounter, time::Timestamp};
 
-use crate::{key_hasher::ByKey, slot_data::bytes::bytes_of_map};
+use crate::key_hasher::{ByKey, bytes_of_map};
 
 /// Usage that is still to be merged into counters. Its weight depends on the limit, so it waits for the next check of
 /// its key.

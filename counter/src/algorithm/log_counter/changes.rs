@@ -1,10 +1,10 @@
-//! What has changed in a log since the last copy of changes.
+//! The entries of a log, and what has changed in it since the last copy of changes.
 
 use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::algorithm::log_counter::entry::LogEntry;
+use crate::time::Timestamp;
 
 /// What has changed in a log since the last copy of changes; `None` if the next copy has everything. It does not
 /// distinguish two logs.
@@ -171,4 +171,11 @@ impl SinceCopy {
         }
         position
     }
+}
+
+/// Hits of one instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogEntry {
+    pub(crate) at: Timestamp,
+    pub(crate) hits: u64,
 }

@@ -13,7 +13,7 @@ use crate::divider::{
     assignment::{HEADROOM, end_of_assignment},
     demand::SubscriberDemand,
     roster::Subscribed,
-    shares::{tokens::BucketTokens, turns::Turns},
+    shares::{Turns, tokens::BucketTokens},
 };
 
 /// The time after which a smaller share is in force. Greater ones wait for it.

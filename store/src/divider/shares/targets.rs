@@ -5,7 +5,7 @@ use tollgate_counter::time::Timestamp;
 use crate::divider::{
     assignment::HEADROOM,
     max_min::{SubscriberClaim, divide, whole},
-    shares::{SHARE_MAX, Shares, subscriber::ShareSubscriber, turns::Turns},
+    shares::{SHARE_MAX, Shares, Turns, subscriber::ShareSubscriber},
 };
 
 /// The part of the rate that subscribers get at least, together, if they request it: one of so many.
