@@ -34,7 +34,7 @@ impl<'m> BucketReports<'m> {
     pub(super) fn examine(message: &'m [u8]) -> Result<&'m [u8], MalformedMessage> {
         let mut domain: &[u8] = &[];
         let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(bytes)) => domain = bytes,
                 (2, FieldValue::Bytes(report)) => drop(BucketReport::decode(report, None)?),
@@ -62,7 +62,7 @@ impl<'m> Iterator for BucketReports<'m> {
 
     fn next(&mut self) -> Option<BucketReport<'m>> {
         loop {
-            match self.fields.next() {
+            match self.fields.next_field() {
                 Ok(Some((2, FieldValue::Bytes(report)))) => {
                     return BucketReport::decode(report, Some(self.pairs_max)).ok();
                 }
@@ -79,7 +79,7 @@ impl<'m> BucketReport<'m> {
     fn decode(message: &'m [u8], pairs_max: Option<usize>) -> Result<Self, MalformedMessage> {
         let mut report = Self::default();
         let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(id)) => report.decode_pairs(id, pairs_max)?,
                 (2, FieldValue::Bytes(time)) => report.seconds = seconds(time)?,
@@ -94,7 +94,7 @@ impl<'m> BucketReport<'m> {
 
     fn decode_pairs(&mut self, id: &'m [u8], pairs_max: Option<usize>) -> Result<(), MalformedMessage> {
         let mut fields = MessageFields::new(id);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(pair)) => {
                     let pair = IdPair::decode(pair)?;
@@ -122,7 +122,7 @@ pub(super) fn pairs_of_id(id: &[u8]) -> Vec<IdPair<'_>> {
 fn seconds(message: &[u8]) -> Result<u64, MalformedMessage> {
     let mut fields = MessageFields::new(message);
     let mut seconds = 0;
-    while let Some(field) = fields.next()? {
+    while let Some(field) = fields.next_field()? {
         match field {
             // A negative one is a large number, and as good as none.
             (1, FieldValue::Varint(number)) => seconds = if number > u64::MAX / 2 { 0 } else { number },
@@ -137,7 +137,7 @@ impl<'m> IdPair<'m> {
     fn decode(message: &'m [u8]) -> Result<Self, MalformedMessage> {
         let mut pair = Self::default();
         let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(key)) => pair.key = key,
                 (2, FieldValue::Bytes(value)) => pair.value = value,

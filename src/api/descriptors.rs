@@ -78,7 +78,7 @@ impl<'m> Descriptors<'m> {
         bounds.descriptor(index)?;
         let mut descriptor = DecodedDescriptor::default();
         let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(message)) => {
                     bounds.entry(index, self.entries.len() - begin)?;
@@ -129,7 +129,7 @@ impl<'m> Descriptors<'m> {
 impl LimitOverride {
     fn merge(&mut self, message: &[u8]) -> Result<(), MalformedMessage> {
         let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Varint(number)) => self.requests_per_unit = number as u32,
                 (2, FieldValue::Varint(number)) => self.unit = number as i32,
@@ -145,7 +145,7 @@ impl LimitOverride {
 fn entry(message: &[u8]) -> Result<Entry<'_>, MalformedMessage> {
     let mut entry = Entry { key: &[], value: &[] };
     let mut fields = MessageFields::new(message);
-    while let Some(field) = fields.next()? {
+    while let Some(field) = fields.next_field()? {
         match field {
             (1, FieldValue::Bytes(key)) => entry.key = key,
             (2, FieldValue::Bytes(value)) => entry.value = value,

@@ -45,7 +45,7 @@ impl<'m> MessageFields<'m> {
     /// The next field; `None` at the end of the message.
     // `inline(always)`: the value is matched in registers, not written to memory and read again.
     #[inline(always)]
-    pub fn next(&mut self) -> Result<Option<(u32, FieldValue<'m>)>, MalformedMessage> {
+    pub fn next_field(&mut self) -> Result<Option<(u32, FieldValue<'m>)>, MalformedMessage> {
         if self.rest.is_empty() {
             return Ok(None);
         }
@@ -202,10 +202,10 @@ mod tests {
             number(&mut out, 4, 9);
             let mut fields = MessageFields::new(&out[1..]);
             assert!(
-                matches!(fields.next(), Ok(Some((3, FieldValue::Bytes(bytes)))) if bytes == vec![5; length])
+                matches!(fields.next_field(), Ok(Some((3, FieldValue::Bytes(bytes)))) if bytes == vec![5; length])
             );
-            assert!(matches!(fields.next(), Ok(Some((4, FieldValue::Varint(9))))));
-            assert!(matches!(fields.next(), Ok(None)));
+            assert!(matches!(fields.next_field(), Ok(Some((4, FieldValue::Varint(9))))));
+            assert!(matches!(fields.next_field(), Ok(None)));
         }
     }
 }

@@ -48,7 +48,7 @@ impl<'m> RlsRequest<'m> {
     #[inline]
     pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), RlsDecodeError> {
         let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(domain)) => self.domain = text(domain)?,
                 (2, FieldValue::Bytes(descriptor)) => self.descriptors.add(descriptor, bounds, read_hits)?,
@@ -88,7 +88,7 @@ fn operation(view: &DescriptorView<'_, '_>, of_request: u32) -> Operation {
 /// A `UInt64Value`.
 fn merge_uint64(number: &mut u64, message: &[u8]) -> Result<(), MalformedMessage> {
     let mut fields = MessageFields::new(message);
-    while let Some(field) = fields.next()? {
+    while let Some(field) = fields.next_field()? {
         match field {
             (1, FieldValue::Varint(value)) => *number = value,
             (1, _wrong_type) => return Err(MalformedMessage),

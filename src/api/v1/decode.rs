@@ -44,7 +44,7 @@ impl<'m> EncodedRequests<'m> {
         let mut each = SmallVec::new();
         let mut mode = 0;
         let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(request)) => {
                     size.request()?;
@@ -74,11 +74,11 @@ fn count(size: &mut CallSize, request: &[u8]) -> Result<(), TooLarge> {
 
 fn count_parts(size: &mut CallSize, request: &[u8]) -> Result<(), TooLarge> {
     let mut fields = MessageFields::new(request);
-    while let Ok(Some((number, value))) = fields.next() {
+    while let Ok(Some((number, value))) = fields.next_field() {
         let (2, FieldValue::Bytes(descriptor)) = (number, value) else { continue };
         size.descriptor()?;
         let mut fields = MessageFields::new(descriptor);
-        while let Ok(Some((number, value))) = fields.next() {
+        while let Ok(Some((number, value))) = fields.next_field() {
             if let (1, FieldValue::Bytes(_)) = (number, value) {
                 size.entry()?;
             }
@@ -99,7 +99,7 @@ impl<'m> DecodedRequest<'m> {
     #[inline]
     pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), RequestFault> {
         let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(domain)) => self.domain = text(domain)?,
                 (2, FieldValue::Bytes(descriptor)) => self.descriptors.add(descriptor, bounds, read_hits)?,
@@ -175,7 +175,7 @@ impl<'m> DomainDescriptors<'m> {
     ) -> Result<Self, CallError> {
         let mut named = Self::default();
         let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(domain)) => named.domain = text(domain)?,
                 (2, FieldValue::Bytes(descriptor)) => named.descriptors.add(descriptor, bounds, read_hits)?,

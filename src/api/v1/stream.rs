@@ -45,7 +45,7 @@ impl<'m> StreamQuestion<'m> {
     fn decode(message: &'m [u8]) -> Result<Self, MalformedMessage> {
         let mut question = Self { number: 0, check: &[], timeout: Ok(None) };
         let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next()? {
+        while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Varint(number)) => question.number = number,
                 (2, FieldValue::Bytes(check)) => question.check = check,
