@@ -35,7 +35,6 @@ use crate::api::{
     http::{self, Readiness},
     json,
     reader::RequestReader,
-    top,
 };
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -208,7 +207,7 @@ pub fn admin(bytes: &[u8]) {
     let live = Arc::<admin::page::Live>::default();
     // Otherwise a stream of samples would not end.
     live.end();
-    let more = top::router(Arc::default()).merge(admin::page::router(live));
+    let more = admin::page::router(live);
     let (status, headers, body) = answer(admin::router(state, None, more), request);
     assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR);
     if status.is_success() && headers.get(CONTENT_TYPE).is_some_and(|kind| kind == "application/json") {

@@ -20,13 +20,10 @@ mod handle;
 pub mod http;
 pub mod json;
 mod metrics;
-mod pseudonym;
 pub mod reader;
 pub mod recorder;
 pub mod rls;
 mod span;
-pub mod timeout;
-pub mod top;
 pub mod v1;
 
 pub use call::{ApiKind, Call, CallReply, Method, ResetPrecision};

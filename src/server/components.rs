@@ -28,7 +28,6 @@ use crate::{
         http,
         reader::RequestReader,
         recorder::Recorder,
-        top,
     },
     persistence::Persistence,
     server::{
@@ -254,9 +253,7 @@ impl Components {
             clock: self.clock.clone(),
             alone: self.settings.backend.as_ref().and_then(BackendChoice::alone),
         };
-        let more = top::router(limiter.metrics().clone())
-            .merge(admin::doctor::router(doctor))
-            .merge(admin::page::router(self.live.clone()));
+        let more = admin::doctor::router(doctor).merge(admin::page::router(self.live.clone()));
         let router = admin::router(self.admin.clone(), self.settings.admin.token_file.clone(), more);
         Services::http(router, self.callers.clone())
     }

@@ -27,7 +27,7 @@ use tonic::Status;
 
 use crate::{
     api::{
-        timeout,
+        call::timeout_from_headers,
         v1::stream::{AnsweredQuestion, CREDITS, first_credits},
     },
     server::{
@@ -224,7 +224,7 @@ impl<R: Replier> MessageStream<R> {
     ) -> Self {
         // An instant that cannot be represented never comes.
         let at =
-            timeout::from_headers(request.headers()).and_then(|timeout| Instant::now().checked_add(timeout));
+            timeout_from_headers(request.headers()).and_then(|timeout| Instant::now().checked_add(timeout));
         Self {
             replier,
             messages: MessageQueue::new(request.into_body(), bytes),

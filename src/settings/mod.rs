@@ -6,7 +6,6 @@ use tollgate_limiter::limiter;
 use crate::{api, persistence};
 
 mod catalog;
-mod cluster;
 mod conflicts;
 mod draft;
 #[cfg(any(test, fuzzing))]
@@ -17,7 +16,7 @@ mod otel;
 mod reference;
 mod rules;
 mod schema;
-mod shared_store;
+mod shared_counters;
 mod sources;
 mod value_type;
 

@@ -1,11 +1,10 @@
 //! The environment of envoyproxy/ratelimit as a source of settings, so that a deployment of it can start this program.
 
-mod backend;
 mod counters;
 mod translation;
 mod values;
 
-pub use backend::{Backend, BackendChoice};
+pub use translation::{Backend, BackendChoice};
 pub(super) use translation::{Given, Own, Translation};
 
 use counters::Login;

@@ -10,7 +10,10 @@ use tollgate_cluster::{Cluster, MemberId};
 use tollgate_telemetry::logs::UNLIMITED;
 use tracing::warn;
 
-use crate::api::admin::{AdminState, client_address::ClientAddress, error::AdminError, format};
+use crate::api::admin::{
+    AdminState, format,
+    state::{AdminError, ClientAddress},
+};
 
 /// The query for a member: `?member=ID`.
 #[derive(Deserialize)]

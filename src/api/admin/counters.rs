@@ -1,4 +1,5 @@
-//! `/counters`: shows, resets or sets one counter.
+//! `/counters`: shows, resets or sets one counter. `/store`: the statistics of all counters. `/top`: the keys that were
+//! denied most often, and those that were requested most often at clients with quotas.
 
 use axum::{
     Json,
@@ -10,13 +11,20 @@ use serde_json::{Value, json};
 use tollgate_counter::{
     algorithm::{Admission, Counter, Limit, PenaltyState},
     descriptor::{self, Entry},
+    metrics::TopKeys,
 };
-use tollgate_limiter::limiter::{ActiveView, CounterRef, NoCounter};
+use tollgate_limiter::limiter::{ActiveView, CounterRef, LimiterMetrics, NoCounter};
 use tollgate_store::{CounterState, OnExpiry, OpenHold, OpenHolds, Replacement};
 use tollgate_telemetry::logs::UNLIMITED;
 use tracing::info;
 
-use crate::api::admin::{AdminState, client_address::ClientAddress, error::AdminError, format};
+use crate::api::admin::{
+    AdminState, format,
+    state::{AdminError, ClientAddress},
+};
+
+/// Maximum number of keys in `/top`.
+const KEYS_MAX: usize = 100;
 
 /// The query for a counter: `?domain=D&key=k=v[,k=v]`.
 #[derive(Deserialize)]
@@ -193,5 +201,58 @@ fn hold_json(hold: &OpenHold) -> Value {
             OnExpiry::Release => "release",
             OnExpiry::Charge => "charge",
         },
+    })
+}
+
+/// `/store`: the statistics of the counters.
+pub(super) async fn store(State(state): State<AdminState>) -> Json<Value> {
+    Json(store_json(&state))
+}
+
+/// The statistics of the counters in memory, as JSON.
+pub(super) fn store_json(state: &AdminState) -> Value {
+    let stats = state.memory.stats();
+    let mut page = json!({
+        "live": stats.live,
+        "bytes": stats.bytes,
+        "bytes_max": stats.bytes_max,
+        "evicted_idle": stats.evicted_idle,
+        "evicted_unexpired": stats.evicted_unexpired,
+        "refused_full": stats.refused_full,
+    });
+    if let Some(store) = &state.shared_store {
+        let stats = store.stats();
+        page["shared"] = json!({
+            "state": store.state().to_string(),
+            "replicas": stats.replicas,
+            "checks": stats.checks,
+            "batches": stats.batches,
+            "conflicts": stats.conflicts,
+            "refused_locally": stats.refused_locally,
+            "degraded": stats.degraded,
+            "lost": stats.lost,
+        });
+    }
+    page
+}
+
+/// `/top`: the most frequent keys since the start.
+pub(super) async fn top(State(state): State<AdminState>) -> Json<Value> {
+    Json(top_json(state.limiter.metrics(), KEYS_MAX))
+}
+
+/// The keys that were denied most often, and those that were requested most often at clients with quotas; at most `max`
+/// of each.
+pub(super) fn top_json(metrics: &LimiterMetrics, max: usize) -> Value {
+    let listed = |keys: &TopKeys| {
+        let entries = keys.entries(max).into_iter();
+        let entries =
+            entries.map(|entry| json!({"key": entry.text, "count": entry.count, "error": entry.error}));
+        entries.collect::<Vec<_>>()
+    };
+    json!({
+        "denied": listed(&metrics.denied),
+        "quotas": listed(&metrics.quotas),
+        "missed": metrics.denied.missed(),
     })
 }

@@ -27,7 +27,7 @@ use tollgate_wire::{
 
 use crate::api::{
     Error,
-    admin::{AdminState, counters, error::AdminError, format},
+    admin::{AdminState, counters, format, state::AdminError},
     call::Method,
     denial_body::When,
     rls,

@@ -3,32 +3,33 @@
 use std::{path::PathBuf, sync::Arc};
 
 use axum::{
-    Router,
-    extract::DefaultBodyLimit,
+    Json, Router,
+    extract::{DefaultBodyLimit, State},
+    http::StatusCode,
     middleware,
     routing::{get, post},
 };
+use serde_json::{Map, Value, json};
+use tollgate_telemetry::logs::{SetLevelError, UNLIMITED};
+use tracing::warn;
 
 use crate::api::cross_site;
 
-mod client_address;
 mod cluster;
-mod config;
 mod counters;
 pub mod doctor;
-mod error;
 mod explain;
 pub(crate) mod format;
-mod log;
 pub mod page;
 mod record;
 mod rules;
 mod state;
-mod store;
 mod token;
 
 pub use state::{AdminState, Certificates, EffectiveSetting, RuleSource, SettingOrigin};
 pub use token::{Token, TokenError};
+
+use state::{AdminError, ClientAddress};
 
 /// The endpoints, each with its help.
 const ENDPOINTS: [(&str, &str); 15] = [
@@ -69,14 +70,15 @@ pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> R
         .route("/endpoints", get(endpoints))
         .route("/cluster", get(cluster::view))
         .route("/cluster/declare-dead", post(cluster::declare_dead))
-        .route("/config", get(config::get))
+        .route("/config", get(config))
         .route("/counters", get(counters::get).delete(counters::reset).put(counters::set))
         .route("/explain", post(explain::explain_message).get(explain::explain_query))
-        .route("/log", get(log::get).put(log::put))
+        .route("/log", get(log_level).put(set_log_level))
         .route("/record", get(record::stream))
         .route("/rlconfig", get(rules::lines))
         .route("/rules", get(rules::status))
-        .route("/store", get(store::get))
+        .route("/store", get(counters::store))
+        .route("/top", get(counters::top))
         .with_state(state)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .merge(more);
@@ -92,4 +94,40 @@ pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> R
 
 async fn endpoints() -> String {
     ENDPOINTS.iter().map(|(path, help)| format!("{path}: {help}\n")).collect()
+}
+
+/// The effective settings. `settings`: names and values; `from`: the origin of each.
+async fn config(State(state): State<AdminState>) -> Json<Value> {
+    let values: Map<_, _> = state
+        .settings
+        .iter()
+        .map(|setting| (setting.name.to_owned(), setting.value.clone().into()))
+        .collect();
+    let origins: Map<_, _> =
+        state.settings.iter().map(|setting| (setting.name.to_owned(), setting.from.name().into())).collect();
+    Json(json!({"settings": values, "from": origins}))
+}
+
+async fn log_level(State(state): State<AdminState>) -> String {
+    state.logs.level() + "\n"
+}
+
+/// Sets the log level until the process ends or the next change.
+async fn set_log_level(
+    State(state): State<AdminState>,
+    peer: ClientAddress,
+    body: String,
+) -> Result<String, AdminError> {
+    let level = body.trim();
+    match state.logs.set_level(level) {
+        Ok(before) => {
+            // A warning, so that lowering the level leaves a trace of who did it.
+            warn!(name: UNLIMITED, %peer, before, after = level, "changed the log level");
+            Ok(format!("{level}\n"))
+        }
+        Err(error @ SetLevelError::Level(_)) => Err(AdminError::bad_request(error)),
+        Err(error @ SetLevelError::Detached) => {
+            Err(AdminError(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
+        }
+    }
 }

@@ -21,7 +21,10 @@ use tollgate_telemetry::logs::UNLIMITED;
 use tracing::warn;
 
 use crate::api::{
-    admin::{AdminState, client_address::ClientAddress, error::AdminError},
+    admin::{
+        AdminState,
+        state::{AdminError, ClientAddress},
+    },
     recorder::{RecordError, RecordedValues},
 };
 

@@ -15,7 +15,7 @@ use tollgate_rules::{
     RulesStatus, yaml::Mark,
 };
 
-use crate::api::admin::{AdminState, RuleSource, error::AdminError, format};
+use crate::api::admin::{AdminState, RuleSource, format, state::AdminError};
 
 /// The maximum number of listed rules.
 const LISTED_MAX: usize = 500;

@@ -16,7 +16,7 @@ use tollgate_net::bearer_token;
 use tracing::{debug, error};
 
 use crate::api::{
-    admin::{client_address::ClientAddress, error::AdminError},
+    admin::state::{AdminError, ClientAddress},
     error::AccessError,
 };
 

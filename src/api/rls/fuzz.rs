@@ -25,11 +25,10 @@ use tollgate_wire::proto::envoy::service::ratelimit::v3::{
 
 use crate::api::{
     Api, ApiSettings, Error,
-    call::{ApiKind, Call, CallReply, Method},
+    call::{ApiKind, Call, CallReply, Method, timeout_from_headers},
     error::RlsDecodeError,
     fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime},
     handle::Handled,
-    timeout,
 };
 
 /// The longest time that a test waits for replicas.
@@ -209,7 +208,7 @@ async fn replica(rules: Arc<ActiveRules>, seeds: &[String]) -> (Cluster, Arc<Mem
 /// Lines with headers: they change no decision, and a timeout is one that gRPC allows.
 pub fn headers(lines: &[u8]) {
     let (headers, _) = headers_and_rest(lines);
-    if let Some(timeout) = timeout::from_headers(&headers) {
+    if let Some(timeout) = timeout_from_headers(&headers) {
         assert!(timeout <= Duration::from_secs(99_999_999 * 3_600));
     }
     // The domain `d`, and a descriptor with the entry `user`.

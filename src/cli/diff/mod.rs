@@ -10,7 +10,6 @@ use crate::cli::command::{FAILURE, examples, print};
 mod compare;
 mod difference;
 mod keys;
-mod network_sample;
 
 use difference::Difference;
 

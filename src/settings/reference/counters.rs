@@ -1,10 +1,7 @@
 //! Where the counters are, as an operator and the variables of the reference say.
 
 use crate::settings::{
-    reference::{
-        backend::{Backend, BackendChoice},
-        translation::{Own, Translation, Variables},
-    },
+    reference::translation::{Backend, BackendChoice, Own, Translation, Variables},
     value_type::StoreKind,
 };
 

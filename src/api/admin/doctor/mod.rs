@@ -11,9 +11,8 @@ mod cluster;
 pub(crate) mod finding;
 mod replica;
 mod rules;
-mod sources;
 
-pub use sources::DoctorSources;
+pub use replica::DoctorSources;
 
 /// A router with `/doctor`.
 pub fn router(sources: DoctorSources) -> Router {

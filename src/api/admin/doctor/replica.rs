@@ -1,19 +1,22 @@
-//! Findings on this replica: callers, memory, certificates, and a shared store.
+//! What the findings are taken from, and those on this replica: callers, memory, certificates, and a shared store.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use tollgate_counter::{descriptor, time::Timestamp};
-use tollgate_limiter::limiter::Example;
-use tollgate_rules::{KeyedRules, Rules};
+use tollgate_cluster::Cluster;
+use tollgate_counter::{
+    descriptor,
+    time::{Clock, Timestamp},
+};
+use tollgate_limiter::limiter::{Example, Limiter};
+use tollgate_rules::{ActiveRules, KeyedRules, Rules};
 use tollgate_shared_store::SharedStore;
-use tollgate_store::StoreStats;
+use tollgate_store::{Memory, StoreStats};
 
 use crate::api::{
+    ApiMetrics,
     admin::{
-        doctor::{
-            DoctorSources,
-            finding::{DoctorFinding, listed},
-        },
+        Certificates,
+        doctor::finding::{DoctorFinding, listed},
         format,
     },
     failed_calls::{RecentFailures, code_name},
@@ -23,6 +26,29 @@ use crate::api::{
 const CERTIFICATE_ENDS_WITHIN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The share of the memory of counters from which it is a finding, in percent.
 const MEMORY_SHARE: u64 = 80;
+
+/// What the findings are taken from.
+#[derive(Clone)]
+pub struct DoctorSources {
+    /// The active rules.
+    pub active_rules: Arc<ActiveRules>,
+    /// The counters.
+    pub memory: Arc<Memory>,
+    /// The limiter.
+    pub limiter: Limiter,
+    /// The cluster, if this replica is part of one.
+    pub cluster: Option<Cluster>,
+    /// The shared store, if the counters are there.
+    pub shared_store: Option<SharedStore>,
+    /// The metrics of requests.
+    pub requests: Arc<ApiMetrics>,
+    /// The certificates of the listeners.
+    pub certificates: Arc<dyn Certificates>,
+    /// The clock.
+    pub clock: Clock,
+    /// Why a replica that stands in for envoyproxy/ratelimit counts by itself, if it does.
+    pub alone: Option<&'static str>,
+}
 
 pub(super) fn findings(sources: &DoctorSources) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();

@@ -2,6 +2,7 @@
 //! While none is open, it takes a point now and then.
 
 use std::{
+    collections::VecDeque,
     convert::Infallible,
     future::Future,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -22,15 +23,12 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep, timeout_at},
 };
-use tollgate_counter::time::Stopwatch;
+use tollgate_counter::time::{Stopwatch, Timestamp};
 use tracing::error;
 
 use crate::api::admin::{
-    error::AdminError,
-    page::{
-        history::{POINT_INTERVAL, PageHistory},
-        sample::{PageSampler, SampleSources},
-    },
+    page::sample::{HistoryPoint, PageSampler, SampleSources},
+    state::AdminError,
 };
 
 /// The maximum number of open pages.
@@ -43,6 +41,11 @@ const PAUSE_FACTOR: u32 = 100;
 
 /// The time after which a stream ends and the page opens another one: a token that was replaced is good for no longer.
 const STREAM_TIME: Duration = Duration::from_secs(60);
+
+/// The time between points.
+const POINT_INTERVAL: Duration = Duration::from_secs(5);
+/// The number of points: five minutes.
+const POINTS_MAX: usize = 60;
 
 /// The latest sample and the points before it, and the pages that read them. A page that reads slowly misses samples.
 #[derive(Debug)]
@@ -205,13 +208,47 @@ async fn stream(State(live): State<Arc<Live>>) -> Result<Response, AdminError> {
     Ok((headers, Body::from_stream(lines)).into_response())
 }
 
+/// The latest points, oldest first, so that a page that is opened begins with them.
+// Invariants: at most `POINTS_MAX` points, whose instants never decrease.
+#[derive(Debug, Default)]
+struct PageHistory(VecDeque<(Timestamp, String)>);
+
+impl PageHistory {
+    /// Adds a point, and drops the oldest one if there are too many. If the clock was set back, the points before are
+    /// dropped: they are in the future.
+    fn push(&mut self, point: &HistoryPoint) {
+        if self.0.back().is_some_and(|(last, _)| point.at < *last) {
+            self.0.clear();
+        }
+        if self.0.len() == POINTS_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back((point.at, point.json().to_string()));
+    }
+
+    /// All points as one line of JSON.
+    fn line(&self) -> Bytes {
+        let points: Vec<_> = self.0.iter().map(|(_, point)| &**point).collect();
+        format!("{{\"points\":[{}]}}\n", points.join(",")).into()
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
+    use serde_json::{Value, json};
     use tollgate_counter::time::Timestamp;
 
     use super::*;
-    use crate::api::{admin::Certificates, fuzz::admin_state};
+    use crate::api::{
+        admin::{Certificates, page::sample::point},
+        fuzz::admin_state,
+    };
+
+    fn seconds(history: &PageHistory) -> Vec<Value> {
+        let line: Value = serde_json::from_slice(&history.line()).unwrap();
+        let points = line["points"].as_array().unwrap();
+        points.iter().map(|point| point["at"].clone()).collect()
+    }
 
     #[derive(Debug)]
     struct WithoutTls;
@@ -332,5 +369,27 @@ mod tests {
         for page in &mut pages {
             assert_eq!(page.next().await, None);
         }
+    }
+
+    #[test]
+    fn history_keeps_latest_points_of_five_minutes() {
+        let mut history = PageHistory::default();
+        assert_eq!(&*history.line(), b"{\"points\":[]}\n");
+        for number in 0..1_000 {
+            history.push(&point(number * POINT_INTERVAL.as_secs()));
+        }
+        let kept = seconds(&history);
+        assert_eq!(kept.len(), POINTS_MAX);
+        assert_eq!((&kept[0], &kept[59]), (&json!("1970-01-01T01:18:20Z"), &json!("1970-01-01T01:23:15Z")));
+        assert!(history.line().len() < 64 * 1024);
+    }
+
+    #[test]
+    fn clock_that_is_set_back_drops_points_before() {
+        let mut history = PageHistory::default();
+        for second in [100, 105, 105, 3] {
+            history.push(&point(second));
+        }
+        assert_eq!(seconds(&history), [json!("1970-01-01T00:00:03Z")]);
     }
 }

@@ -11,7 +11,6 @@ use axum::{
     routing::get,
 };
 
-mod history;
 mod live;
 mod sample;
 

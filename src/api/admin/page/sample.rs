@@ -9,8 +9,7 @@ use tollgate_rules::{DecisionTotals, KeyedRules, Rules};
 
 use crate::api::{
     self,
-    admin::{AdminState, Certificates, cluster, format, rules::numbers, store},
-    top,
+    admin::{AdminState, Certificates, cluster, counters, format, rules::numbers},
 };
 
 /// The maximum number of rules in a sample.
@@ -90,10 +89,10 @@ impl PageSampler {
         sample["requests"]["invalid"] = requests.invalid.get().into();
         sample["unmatched"] = metrics.unmatched.get().into();
         sample["unknown_domains"] = metrics.unknown_domains.get().into();
-        sample["store"] = store::json_of(state);
+        sample["store"] = counters::store_json(state);
         sample["rules"] = rules_json(state, &rules);
         sample["each_rule"] = each;
-        sample["top"] = top::keys_json(metrics, KEYS_MAX);
+        sample["top"] = counters::top_json(metrics, KEYS_MAX);
         sample["certificates"] = certificates.collect();
         sample["cluster"] = state.cluster.as_ref().map(cluster::view_json).into();
         (point, format!("{sample}\n"))
