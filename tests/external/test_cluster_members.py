@@ -189,7 +189,9 @@ def test_weak_secret_refuses_start(rule_file, tmp_path, text):
     secret.write_text(text)
 
     cluster = ["--cluster-listen", f"{LOOPBACK}:0", "--cluster-secret-file", secret]
-    done = run("serve", "--rules", rule_file("domain: edge"), *cluster)
+    # Another program may have the default ports.
+    listen = [part for name in ("grpc", "http", "admin", "metrics") for part in (f"--{name}-listen", f"{LOOPBACK}:0")]
+    done = run("serve", "--rules", rule_file("domain: edge"), *cluster, *listen)
 
     assert done.returncode == 1
     assert "at least 16 bytes" in done.stdout + done.stderr
