@@ -4,11 +4,9 @@ import re
 
 import pytest
 
-from processes import ROOT
+from processes import PACKAGES, ROOT
 
 PAGE = ROOT / "tests" / "FAILURE_MODES.md"
-# The packages below the service.
-PACKAGES = ("cluster", "counter", "limiter", "net", "quota", "remote", "rules", "shared_store", "sources", "store", "telemetry", "wire")
 ROWS = 74
 
 

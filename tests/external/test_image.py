@@ -11,7 +11,7 @@ import pytest
 
 import images
 import network
-from processes import ROOT, eventually
+from processes import PACKAGES, ROOT, eventually
 
 # The compiler uses all processors.
 pytestmark = [pytest.mark.extended, pytest.mark.timing]

@@ -22,13 +22,13 @@ const DOORS: [(&str, &str); 12] = [
           shared_limiter tower",
     ),
     ("net", "accept bearer_token certificates http_client private_file"),
-    ("quota", "METRICS QuotaService QuotaSettings QuotaStream QuotaTotals fuzz"),
+    ("quota", "METRICS QuotaService QuotaSettings QuotaStream QuotaTotals STREAM_PATH fuzz"),
     (
         "remote",
         "Admitted COUNTER_ONLY CounterCheck CounterChecks DecidedBy LATE_MAX LocalShare LocalShareBasis \
-          MEMORY_DIVISOR OpenChecks Outcomes RemoteExtent RemoteHoldError RemoteOutcome RemoteOutcomes \
-          Submission SubmissionMode Submit answered lock refund_operations reserve_operations rounds \
-          settle_operations settled withdrawals",
+          MEMORY_DIVISOR OpenChecks Outcomes Remote RemoteExtent RemoteHoldError RemoteOutcome \
+          RemoteOutcomes Submission SubmissionMode Submit answered decisions lock refund_operations \
+          reserve_operations rounds settle_operations settled withdrawals",
     ),
     (
         "rules",
@@ -44,10 +44,10 @@ const DOORS: [(&str, &str); 12] = [
     ),
     (
         "shared_store",
-        "ConnectError PasswordError PasswordSource PasswordSources Passwords SharedStoreSettings \
-          SharedStoreStats StoreMode StoreTlsFiles is_prefix is_url",
+        "ConnectError PasswordError PasswordSource PasswordSources Passwords SharedStore \
+          SharedStoreSettings SharedStoreState SharedStoreStats StoreMode StoreTlsFiles is_prefix is_url",
     ),
-    ("sources", "ClientTlsFiles RuleLocation url xds"),
+    ("sources", "ClientTlsFiles RuleLocation RuleSourceSettings RuleSourceStats SourceSettings url xds"),
     (
         "store",
         "Admin BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterOperation CounterState \
@@ -61,7 +61,7 @@ const DOORS: [(&str, &str); 12] = [
           SubscriberId SubscriberState Subscribers Turn UnknownId UsedHits decide_set divider each_hold_id \
           fuzz id_bytes refuses reserve",
     ),
-    ("telemetry", "logs metrics sampler traces"),
+    ("telemetry", "causes logs metrics sampler traces"),
     ("wire", "descriptor_template descriptor_text proto protobuf"),
 ];
 
@@ -77,6 +77,13 @@ fn door(source: &str) -> BTreeSet<String> {
             let last = path.split_once('{').map_or(last, |(_, group)| group.trim_end_matches('}'));
             let named = last.split(',').map(|name| name.rsplit(" as ").next().unwrap().trim());
             names.extend(named.filter(|name| !name.is_empty()).map(str::to_owned));
+        }
+    }
+    for line in source.lines() {
+        let item = line.strip_prefix("pub ").and_then(|item| item.split_once(' '));
+        if let Some(("fn" | "struct" | "enum" | "const" | "trait" | "type" | "static", rest)) = item {
+            let name = rest.split(|letter: char| letter != '_' && !letter.is_alphanumeric()).next().unwrap();
+            names.insert(name.to_owned());
         }
     }
     names
@@ -96,6 +103,6 @@ fn doors_of_packages_are_those_listed() {
 
 #[test]
 fn modules_and_items_of_a_door_are_found() {
-    let source = "mod a;\n/// B.\npub mod b;\nuse a::No;\n#[cfg(x)]\npub use a::{One,\n    Two as Three};\npub use a::Four;\n";
-    assert_eq!(door(source), ["Four", "One", "Three", "b"].map(str::to_owned).into());
+    let source = "mod a;\n/// B.\npub mod b;\nuse a::No;\n#[cfg(x)]\npub use a::{One,\n    Two as Three};\npub use a::Four;\npub fn five() {\n    pub fn no() {}\n}\n";
+    assert_eq!(door(source), ["Four", "One", "Three", "b", "five"].map(str::to_owned).into());
 }
