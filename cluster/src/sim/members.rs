@@ -116,8 +116,8 @@ fn replicas_agree_within_a_second_of_each_change() {
 /// one after the other.
 #[test]
 fn silence_by_turns_moves_few_slots_and_delays_no_replacement() {
-    const MEMBERS: usize = 8;
-    const ROUNDS: usize = 40;
+    const MEMBERS: usize = 5;
+    const ROUNDS: usize = 16;
     let mut world = World::with_shape(SHAPE, 1);
     world.run(&[Start(1), Settle, Start(MEMBERS - 1), Settle, Pass(IDLE)]);
     let before = world.slots_acquired();
@@ -128,7 +128,7 @@ fn silence_by_turns_moves_few_slots_and_delays_no_replacement() {
     let moved = world.slots_acquired() - before;
     let each_time = (2 * SLOTS / MEMBERS) as u64;
     println!("{moved} slots moved, {} if each silence moved them", ROUNDS as u64 * each_time);
-    assert!(moved <= 12 * each_time, "{moved} slots moved");
+    assert!(moved <= 3 * each_time, "{moved} slots moved");
     world.run(&[Kill(1), Pass(Duration::from_millis(AGREE_MAX as u64))]);
     let without_owner = world.keys.iter().filter(|key| world.owner(key.key).is_none()).count();
     assert_eq!(without_owner, 0, "keys of the dead member have no owner");
