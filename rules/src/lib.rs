@@ -1,6 +1,8 @@
 //! Rules: which descriptors are limited, and how. Read from files or from a control plane, and replaced as a whole
 //! at run time.
 
+#![cfg_attr(not(feature = "watch"), allow(dead_code, unused_imports, reason = "the feature uses the rest"))]
+
 mod active_rules;
 #[cfg(feature = "watch")]
 mod background;
