@@ -1,4 +1,4 @@
-//! The frames of `cluster/proto/tollgate/cluster/v1/link.proto` and their conversions, and the handshake that begins a link.
+//! The frames of `cluster/proto`, their conversions, and the handshake that begins a link.
 
 use crate::MemberId;
 
