@@ -5,7 +5,6 @@
 pub mod algorithm;
 pub mod descriptor;
 pub mod each_apart;
-
 pub mod files;
 pub mod lock;
 pub mod metrics;

@@ -35,8 +35,7 @@ pub use holds::{answered, reserve_operations, settle_operations, settled, withdr
 
 pub use bounds::OpenChecks;
 pub use check::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes};
-pub use local_share::MEMORY_DIVISOR;
-pub use local_share::{Admitted, LocalShare, LocalShareBasis};
+pub use local_share::{Admitted, LocalShare, LocalShareBasis, MEMORY_DIVISOR};
 pub use submit::{LATE_MAX, Outcomes, RemoteExtent, Submission, SubmissionMode, Submit};
 
 /// Calls counters elsewhere. Clones share the bounds on open checks.

@@ -56,18 +56,14 @@ pub use limit::{KeyValue, algorithm_keys};
 pub use loader::RuleLoader;
 pub use network::{Network, NetworkError, address};
 pub use overlay::Overlay;
-pub use prefix_tree::MatchKind;
-pub use prefix_tree::composite;
+pub use prefix_tree::{MatchKind, composite};
 pub use quotas::Quota;
 pub use rule::{Allowance, DisplayedLimit, ForwardPolicy, OnDenied, OnOwnerUnavailable, Rule, RuleOptions};
 pub use rule_set::{DESCRIPTORS_MAX, Domain, Rules, Trial, TrialNumbers};
 pub use schema::json_schema;
-pub use source::load;
-pub use source::load_trial;
 #[cfg(feature = "watch")]
-pub use source::{FileSettings, Watcher};
-#[cfg(feature = "watch")]
-pub use source::{OverlayFile, OverlayReceiver};
+pub use source::{FileSettings, OverlayFile, OverlayReceiver, Watcher};
+pub use source::{load, load_trial};
 pub use stats::{DecisionStats, DecisionTotals, RuleEvent, RuleStats, StatsHandle};
 pub use stats_registry::{RuleStatsRegistry, Series};
 pub use trace::{LevelTrace, NODES_MAX, NodeTrace};

@@ -20,29 +20,22 @@ mod slot_data;
 mod subscribers;
 mod table;
 
-pub use budget::BYTES_MIN;
-pub use budget::MemoryReservation;
-pub use check::refuses;
-pub use check::{Check, OnFull, OnRefusal};
-pub use check::{CheckRole, Refusal};
+pub use budget::{BYTES_MIN, MemoryReservation};
+pub use check::{Check, CheckRole, OnFull, OnRefusal, Refusal, refuses};
 pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision};
 pub use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Reserve, Room, reserve};
-pub use holds::Expired;
-pub use holds::{RETENTION as HOLD_RETENTION, id_bytes};
+pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
 pub use lead::Lead;
-pub use memory::each_hold_id;
 pub use memory::{
     Admin, CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement,
-    ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits,
+    ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
 };
-pub use operation::decide_set;
-pub use operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, UnknownId};
+pub use operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, UnknownId, decide_set};
 pub use reservation::{
     HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HOLDS_MAX, HoldId, HoldIdTooLong,
     HoldTerms, HoldTtlOutOfBounds, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,
 };
 pub use slot::{SLOTS, Slot};
-pub use slot_copy::{EncodedSlot, SlotSnapshot};
-pub use slot_copy::{Epoch, SlotSource, StoredSlot};
+pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};
 pub use slot_data::{Consumption, PendingUsage, SlotChanges, SlotData, SlotDecodeError};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};
