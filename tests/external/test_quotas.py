@@ -189,3 +189,25 @@ def test_envoy_denies_all_after_its_assignment_without_a_server(edges):
     tollgate.stop()
     # 15 s, and the time of the machine.
     eventually("nothing passes", lambda: envoys[0].codes(20, x_tenant="acme") == [429] * 20, timeout=40)
+
+
+def test_quota_of_header_beyond_utf8_is_charged_and_denied(start_server, start_envoy):
+    byte = "caf\xe9"  # as Python sends it, the last character is one byte
+    tollgate = start_server()
+    seconds_pass(LEARNING_SECONDS)
+    # Without the expression that bounds the values: any bytes match.
+    free = deployed_quotas(tollgate.grpc).replace("[a-z0-9-]{1,32}", r"\\C*")
+    envoy = start_envoy(free)
+    eventually("tollgate is healthy in envoy", lambda: envoy.healthy("tollgate"))
+
+    assert envoy.codes(20, x_tenant=byte) == [429] * 20
+    eventually("another tenant has an assignment", lambda: envoy.get(x_tenant="acme").code == 200)
+    eventually("the bucket is reported", lambda: unassigned(tollgate) >= 2, timeout=30)
+    assert envoy.codes(20, x_tenant=byte) == [429] * 20
+    assert envoy.get(x_tenant="acme").code == 200, "the stream has gone on"
+
+
+def unassigned(tollgate):
+    line = 'tollgate_rlqs_refused_total{reason="unassigned"} '
+    page = tollgate.call(tollgate.metrics, "/metrics").body
+    return next(int(one.removeprefix(line)) for one in page.splitlines() if one.startswith(line))
