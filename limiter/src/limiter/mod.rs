@@ -20,6 +20,7 @@ mod check_set;
 mod embedded;
 mod examples;
 mod explain;
+mod hold;
 mod id_share;
 mod metrics;
 mod plan;
@@ -37,12 +38,13 @@ pub use embedded::{CheckError, Checked, Reservation};
 pub(crate) use embedded::{each_entry, request};
 pub use examples::{Example, Examples};
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
+pub use hold::{HeldAnswer, HoldError, HoldRequest};
 pub use id_share::ReplicaShare;
 pub use metrics::LimiterMetrics;
 pub use plan::{AnswerOrPlan, CounterOutcomes, Plan};
 pub use prepared::PreparedDescriptor;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
-pub use reserve::{HeldAnswer, HoldError, HoldRequest};
+
 pub use retry::Retry;
 
 /// Decides requests by the active rules.

@@ -1,16 +1,16 @@
 //! Plans: what requests ask of counters that are elsewhere, and all that their answers need.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use arc_swap::Guard;
 use smallvec::SmallVec;
 use tollgate_counter::{resilience::Caller, time::ClockReading};
-use tollgate_remote::{CounterCheck, CounterChecks, Remote};
+use tollgate_remote::{CounterCheck, CounterChecks, Remote, refund_operations};
 use tollgate_rules::{KeyedRules, MatchPosition};
-use tollgate_store::{Checks, Refusal, RemoteDecisions, Settled};
+use tollgate_store::{Checks, Decisions, Refusal, RemoteDecisions, Reserved, Settled, UnknownId};
 
 use crate::limiter::{
-    ActiveView, Answer, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError, Override, Request, answer,
+    ActiveView, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError, Override, Request, answer,
     check_set::{AppliedLimit, CheckSet, RequestLimit},
     request::{Charging, OwnedRequest},
 };
@@ -79,13 +79,17 @@ impl Plan {
     /// Asks the counters, for this caller.
     pub async fn outcomes(&self, limiter: &Limiter, caller: &Caller) -> Result<CounterOutcomes, HoldError> {
         let remote = limiter.remote.as_ref().ok_or(LimiterError::Remote)?;
+        let timeout = self.request.timeout();
         if let Some(hold) = &self.hold {
             // Boxed, because it is larger.
-            return Box::pin(self.hold(hold, limiter, remote, caller)).await;
+            return Box::pin(async {
+                let remote = RemoteCaller { remote, timeout, caller };
+                self.view(limiter).hold_elsewhere(hold, &self.checks(), &self.refusal, remote).await
+            })
+            .await;
         }
-        let outcomes = remote.decide_counters(&self.checks, self.request.timeout(), caller, &self.refusal);
-        let outcomes = outcomes.await.map_err(LimiterError::from)?;
-        Ok(CounterOutcomes::new(tollgate_remote::decisions(&outcomes)))
+        let decided = remote.decide(&self.checks, timeout, caller, &self.refusal).await;
+        Ok(CounterOutcomes::new(decided.map_err(LimiterError::from)?))
     }
 
     /// Passes the view, the request and its answer to `take`, and counts the answer.
@@ -133,17 +137,6 @@ impl Plan {
     /// The checks of the request.
     pub(super) fn checks(&self) -> Checks<'_> {
         self.checks.iter().map(CounterCheck::to_check).collect()
-    }
-
-    async fn hold(
-        &self,
-        hold: &HoldRequest,
-        limiter: &Limiter,
-        remote: &Remote,
-        caller: &Caller,
-    ) -> Result<CounterOutcomes, HoldError> {
-        let timeout = self.request.timeout();
-        self.view(limiter).hold_elsewhere(hold, &self.checks(), &self.refusal, remote, timeout, caller).await
     }
 }
 
@@ -200,15 +193,57 @@ impl PlannedLimit {
     }
 }
 
+/// Counters elsewhere, and the caller for whom they are asked.
+#[derive(Clone, Copy)]
+pub(super) struct RemoteCaller<'r> {
+    pub(super) remote: &'r Remote,
+    pub(super) timeout: Option<Duration>,
+    pub(super) caller: &'r Caller,
+}
+
+impl RemoteCaller<'_> {
+    pub(super) async fn ask(
+        self,
+        hold: &HoldRequest,
+        checks: &Checks<'_>,
+        refusal: &Refusal,
+        unknown: UnknownId,
+    ) -> Result<CounterOutcomes, HoldError> {
+        let Self { remote, timeout, caller } = self;
+        Ok(match hold {
+            HoldRequest::Reserve(terms) | HoldRequest::ChargeOnce(terms) => {
+                remote.reserve(checks, terms, timeout, caller, refusal.clone()).await?.into()
+            }
+            HoldRequest::RefundOnce(terms) => {
+                remote.refund_once(refund_operations(checks, terms), timeout, caller).await?.into()
+            }
+            HoldRequest::Settle(id) => {
+                CounterOutcomes::from_settled(remote.settle(checks, id, unknown, timeout, caller).await?)
+            }
+        })
+    }
+}
+
 impl CounterOutcomes {
     /// The decisions on a request that holds nothing.
     pub(super) fn new(decided: RemoteDecisions) -> Self {
         Self { decided, is_held: false, has_ended: false, settled: SmallVec::new() }
     }
+
+    /// The outcomes of a settlement.
+    pub(super) fn from_settled(settled: SmallVec<[Settled; 2]>) -> Self {
+        Self { settled, ..Decisions::default().into() }
+    }
 }
 
-impl<'s> From<Answer<'s>> for HeldAnswer<'s> {
-    fn from(answer: Answer<'s>) -> Self {
-        Self { answer, is_held: false, has_ended: false, settled: Vec::new() }
+impl From<Decisions> for CounterOutcomes {
+    fn from(decisions: Decisions) -> Self {
+        Self::new(RemoteDecisions { decisions, degraded: SmallVec::new() })
+    }
+}
+
+impl From<Reserved> for CounterOutcomes {
+    fn from(Reserved { is_held, has_ended, decisions }: Reserved) -> Self {
+        Self { is_held, has_ended, ..decisions.into() }
     }
 }

@@ -5,9 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tollgate_counter::resilience::Caller;
-use tollgate_limiter::limiter::{
-    self, ActiveView, Answer, AnswerOrPlan, CounterOutcomes, HoldError, HoldRequest, Plan, TooLarge,
-};
+use tollgate_limiter::limiter::{self, ActiveView, Answer, AnswerOrPlan, HoldRequest, Plan, TooLarge};
 use tollgate_wire::{proto::tollgate::v1::check_request::Mode, protobuf::FRAME_PREFIX_BYTES};
 
 use crate::api::{
@@ -32,14 +30,8 @@ pub(in crate::api) struct PlannedCheck(Vec<PartOfCheck>);
 #[derive(Debug)]
 enum PartOfCheck {
     Encoded(EncodedAnswers),
-    Planned(PlannedAnswers),
-}
-
-/// The answers to requests that are decided as one, before their decision.
-#[derive(Debug)]
-struct PlannedAnswers {
-    plan: Box<Plan>,
-    requests: SmallVec<[AnsweredPart<Box<str>>; 1]>,
+    /// Those to requests that are decided as one, before their decision.
+    Planned(Box<Plan>, SmallVec<[AnsweredPart<Box<str>>; 1]>),
 }
 
 /// A request of a call that is answered: its id, and the number of its descriptors.
@@ -132,7 +124,7 @@ impl Api {
         for message in requests {
             if let Some(planned) = self.decide_request(message, context, &mut answers) {
                 parts.push(PartOfCheck::Encoded(std::mem::take(&mut answers)));
-                parts.push(PartOfCheck::Planned(planned));
+                parts.push(planned);
             }
         }
         if parts.is_empty() {
@@ -149,7 +141,7 @@ impl Api {
         message: &[u8],
         context: DecisionContext<'_>,
         answers: &mut EncodedAnswers,
-    ) -> Option<PlannedAnswers> {
+    ) -> Option<PartOfCheck> {
         let mut request = DecodedRequest::default();
         if let Err(fault) = request.read(message, self.settings.bounds()) {
             answers.undecided("", fault.into());
@@ -176,7 +168,7 @@ impl Api {
         match decided {
             // Borrowed, because an answer is large to move.
             Ok(AnswerOrPlan::Answer(ref answer)) => self.answer(answers, &[part], &asked, view, answer),
-            Ok(AnswerOrPlan::Plan(plan)) => return Some(PlannedAnswers::new(plan, [part])),
+            Ok(AnswerOrPlan::Plan(plan)) => return Some(PartOfCheck::planned(plan, [part])),
             Err(error) => answers.undecided(request.id, error.into()),
         }
         None
@@ -192,10 +184,10 @@ impl Api {
         asked: &limiter::Request<'_>,
         DecisionContext { view, caller, .. }: DecisionContext<'_>,
         answers: &mut EncodedAnswers,
-    ) -> Option<PlannedAnswers> {
+    ) -> Option<PartOfCheck> {
         match view.hold(asked, hold, caller) {
             Ok(AnswerOrPlan::Answer(held)) => self.answer(answers, &[part], asked, view, &held.answer),
-            Ok(AnswerOrPlan::Plan(plan)) => return Some(PlannedAnswers::new(plan, [part])),
+            Ok(AnswerOrPlan::Plan(plan)) => return Some(PartOfCheck::planned(plan, [part])),
             Err(error) => answers.undecided(part.id, error.into()),
         }
         None
@@ -223,7 +215,7 @@ impl Api {
             }
             AnswerOrPlan::Plan(plan) => {
                 let answers = EncodedAnswers::for_call(parts.len());
-                let planned = PartOfCheck::Planned(PlannedAnswers::new(plan, parts));
+                let planned = PartOfCheck::planned(plan, parts);
                 Ok(Handled::Waiting(PlannedCheck(vec![PartOfCheck::Encoded(answers), planned])))
             }
         }
@@ -270,24 +262,11 @@ impl Api {
     }
 }
 
-impl PlannedAnswers {
-    fn new<'i>(plan: Box<Plan>, parts: impl IntoIterator<Item = AnsweredPart<&'i str>>) -> Self {
-        let part = |AnsweredPart { id, descriptors }: AnsweredPart<&str>| AnsweredPart {
-            id: id.into(),
-            descriptors,
-        };
-        Self { plan, requests: parts.into_iter().map(part).collect() }
-    }
-
-    /// Appends the answers, or the error of each.
-    fn encode(self, api: &Api, outcomes: Result<CounterOutcomes, HoldError>, answers: &mut EncodedAnswers) {
-        let Self { plan, requests } = self;
-        match outcomes {
-            Ok(outcomes) => plan.answer(&api.limiter, &outcomes, |view, request, held| {
-                api.answer(answers, &requests, request, view, &held.answer);
-            }),
-            Err(error) => requests.iter().for_each(|part| answers.undecided(&part.id, error.into())),
-        }
+impl PartOfCheck {
+    fn planned<'i>(plan: Box<Plan>, parts: impl IntoIterator<Item = AnsweredPart<&'i str>>) -> Self {
+        let part =
+            |part: AnsweredPart<&str>| AnsweredPart { id: part.id.into(), descriptors: part.descriptors };
+        Self::Planned(plan, parts.into_iter().map(part).collect())
     }
 }
 
@@ -296,18 +275,27 @@ impl PlannedCheck {
     pub(in crate::api) async fn reply(self, api: &Api, caller: &Caller) -> Result<Vec<u8>, Error> {
         let outcomes = self.0.iter().filter_map(|part| match part {
             PartOfCheck::Encoded(_) => None,
-            PartOfCheck::Planned(planned) => Some(planned.plan.outcomes(&api.limiter, caller)),
+            PartOfCheck::Planned(plan, _) => Some(plan.outcomes(&api.limiter, caller)),
         });
         let mut outcomes = join_all(outcomes).await.into_iter();
         let mut answers = EncodedAnswers::default();
         for part in self.0 {
-            match part {
-                PartOfCheck::Encoded(part) => answers.append(part),
-                PartOfCheck::Planned(planned) => {
-                    if let Some(outcomes) = outcomes.next() {
-                        planned.encode(api, outcomes, &mut answers);
-                    }
+            let (plan, requests) = match part {
+                PartOfCheck::Encoded(part) => {
+                    answers.append(part);
+                    continue;
                 }
+                PartOfCheck::Planned(plan, requests) => (plan, requests),
+            };
+            match outcomes.next() {
+                Some(Ok(outcomes)) => plan.answer(&api.limiter, &outcomes, |view, request, held| {
+                    api.answer(&mut answers, &requests, request, view, &held.answer);
+                }),
+                Some(Err(error)) => {
+                    requests.iter().for_each(|part| answers.undecided(&part.id, error.into()));
+                }
+                // Each plan has outcomes.
+                None => {}
             }
         }
         api.whole(answers)

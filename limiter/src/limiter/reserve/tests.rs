@@ -2,11 +2,12 @@ use std::{sync::Arc, time::Duration};
 
 use super::*;
 use tollgate_counter::{
+    algorithm::Operation,
     descriptor::Entry,
     time::{Clock, SECOND, Timestamp},
 };
 use tollgate_rules::{ActiveRules, Rules};
-use tollgate_store::{Memory, OnExpiry, OnFull};
+use tollgate_store::{HoldId, Memory, OnExpiry, OnFull};
 
 use crate::limiter::{Descriptor, Limiter};
 
