@@ -122,11 +122,12 @@ fn three_digits(value: f64) -> f64 {
 
 #[test]
 fn table_for_users_follows_from_measured_tables() {
-    let page = read("docs/performance.md");
-    let by_name = |name| -> BTreeMap<&str, Vec<&str>> {
-        rows(marked(&page, name)).into_iter().map(|row| (row[0], row)).collect()
-    };
-    let (users, alone, shared) = (by_name("summary"), by_name("side by side"), by_name("shared store"));
+    let (users_page, page) = (read("docs/performance.md"), read("benches/README.md"));
+    fn by_name<'p>(page: &'p str, name: &str) -> BTreeMap<&'p str, Vec<&'p str>> {
+        rows(marked(page, name)).into_iter().map(|row| (row[0], row)).collect()
+    }
+    let users = by_name(&users_page, "summary");
+    let (alone, shared) = (by_name(&page, "side by side"), by_name(&page, "shared store"));
     // Of `14.78 + 6.77 = 21.55` the sum.
     let microseconds = |cell: &str| number(cell.rsplit("= ").next().unwrap());
     let a_second = |row: &str, column: usize, cell: &str| {
@@ -155,7 +156,7 @@ fn table_for_users_follows_from_measured_tables() {
         a_second("The same, counters in Redis, 100,000 keys", column, cell);
     }
     // p50, p99 and p99.9; a cluster is another thing than a single server.
-    let direct = by_name("latency direct");
+    let direct = by_name(&page, "latency direct");
     for (column, server) in [(1, "Tollgate"), (4, "ratelimit + Redis")] {
         let stated = users["Latency at 10,000 requests a second, p99.9"][column];
         let measured = direct[server][2].rsplit("/ ").next().unwrap();
@@ -180,7 +181,7 @@ fn as_stated(stated: &[String], values: &[f64]) -> Vec<String> {
 
 #[test]
 fn each_page_states_the_measured_cpu_of_a_decision() {
-    let (readme, page) = (read("README.md"), read("docs/performance.md"));
+    let (readme, page) = (read("README.md"), read("benches/README.md"));
     let row = |table: &str, name: &str| {
         let row = rows(marked(&page, table)).into_iter().find(|row| row[0] == name).unwrap();
         row.into_iter().map(|cell| cell.rsplit("= ").next().unwrap().to_owned()).collect::<Vec<_>>()
