@@ -43,11 +43,11 @@ def test_runbook_of_alert_describes_its_metric(name):
 
 
 def test_metrics_page_lists_exactly_the_alerts():
-    rows = re.findall(r"^\| (\**)`(Tollgate\w+)`\1 \|", METRICS, re.MULTILINE)
+    names = re.findall(r"(\**)`(Tollgate\w+)`", METRICS)
 
-    assert sorted(name for _, name in rows) == sorted(ALERTS)
+    assert sorted(name for _, name in names) == sorted(ALERTS)
     critical = {name for name, alert in ALERTS.items() if alert["labels"]["severity"] == "critical"}
-    assert {name for bold, name in rows if bold} == critical
+    assert {name for bold, name in names if bold} == critical
 
 
 def series(text, values):
