@@ -3,17 +3,10 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-const WORDS_MAX: usize = 1_000;
+const WORDS_MAX: usize = 1_150;
 
 fn read(page: &str) -> String {
     fs::read_to_string(Path::new(ROOT).join(page)).unwrap()
-}
-
-/// A page without its blocks of code and its tables.
-fn prose(page: &str) -> String {
-    let text: String = page.split("```").step_by(2).collect();
-    let is_prose = |line: &&str| !line.starts_with("    ") && !line.starts_with('|');
-    text.lines().filter(is_prose).map(|line| format!("{line}\n")).collect()
 }
 
 /// Text without the targets of its links.
@@ -57,8 +50,8 @@ fn readme_states_the_times_of_the_table_for_contributors() {
 }
 
 #[test]
-fn readme_has_at_most_1000_words_of_prose() {
-    let words = without_targets(&prose(&read("README.md"))).split_whitespace().count();
+fn readme_has_at_most_1150_words() {
+    let words = read("README.md").split_whitespace().count();
     assert!(words <= WORDS_MAX, "{words} words");
 }
 
@@ -67,21 +60,20 @@ fn readme_answers_questions_in_order() {
     let page = read("README.md");
     let headings: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
     let wanted = [
-        "Three ways to deploy",
-        "Beside others",
         "Try it",
-        "Three commands",
-        "A rule file",
-        "Four doors",
+        "Why",
+        "Beside others",
         "Performance",
-        "The page for operators",
+        "Three ways to deploy",
+        "Four doors",
         "What is missing",
         "Where to go",
     ];
+    assert!(page.split("\n## ").next().unwrap().contains("**No release yet**"));
     assert_eq!(headings, wanted);
     assert_eq!(rows(section(&page, "Beside others")).len(), 8);
     assert_eq!(rows(section(&page, "Performance")).len(), 4);
-    assert_eq!(rows(section(&page, "Where to go")).len(), 12);
+    assert_eq!(rows(section(&page, "Where to go")).len(), 10);
 }
 
 #[test]
