@@ -5,6 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use postcard::experimental::serialized_size;
 use serde::{Deserialize, Deserializer, Serialize};
 use tollgate_counter::{
     descriptor::{Key, Secret},
@@ -15,11 +16,9 @@ use tollgate_store::{Epoch, Slot, SlotData, divider::Assignments};
 use crate::MemberId;
 
 mod check;
-mod size;
 mod slot;
 
 pub(crate) use check::{CheckReply, LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement};
-pub(crate) use size::WireSize;
 pub(crate) use slot::{
     ChargedHits, HandOff, HandOffId, LeaseGrant, RecoveryOrigin, SlotGrants, Version, VersionedSlot,
 };
@@ -229,6 +228,12 @@ impl Message {
             | Self::Status { .. }
             | Self::Assigned(_) => false,
         }
+    }
+
+    /// The encoded bytes of the slot data in the message, at most, and of what was granted of it.
+    pub(crate) fn data_bytes(&self) -> usize {
+        let grants = self.copy().and_then(|copy| serialized_size(&copy.grants).ok()).unwrap_or(0);
+        self.contents().map(|contents| contents.encoded_bytes_max()).sum::<usize>() + grants
     }
 
     /// The slot data in the message, which `wire` encodes apart: its instants are relative to the time of encoding.

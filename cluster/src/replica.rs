@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use prost::bytes::Bytes;
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
     time::{sleep, timeout},
 };
+use tokio_util::bytes::Bytes;
 use tollgate_counter::{
     lock::Lock,
     time::{Clock, ClockReading, SECOND, Stopwatch, Timestamp},
@@ -415,8 +415,9 @@ fn log_event(event: NodeEvent) {
     }
 }
 
-/// The most messages in a batch.
-const MESSAGES_MAX: usize = 1_024;
+/// The most messages in a batch, and the most bytes of slot data in it, unless one message has more.
+const BATCH_MESSAGES_MAX: usize = 1_024;
+const BATCH_DATA_BYTES_MAX: usize = 256 * 1024;
 
 impl LinkHandler for Replica {
     fn connected(&self, peer: MemberId, address: &str) {
@@ -431,6 +432,7 @@ impl LinkHandler for Replica {
     fn received(&self, peer: MemberId, batch: Bytes) {
         match wire::decode(&batch, self.clock.now()) {
             Ok(messages) => self.with_node(|node, now| {
+                node.heard(peer, now);
                 for message in messages {
                     node.receive(peer, message, now);
                 }
@@ -442,9 +444,9 @@ impl LinkHandler for Replica {
         }
     }
 
-    fn next_batch(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
+    fn next_batch(&self, peer: MemberId) -> Option<Bytes> {
         let now = self.now();
-        let messages = self.lock().outgoing(peer, MESSAGES_MAX, bytes_max, now);
+        let messages = self.lock().outgoing(peer, BATCH_MESSAGES_MAX, BATCH_DATA_BYTES_MAX, now);
         (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
     }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tollgate_counter::time::{Clock, Timestamp};
+use tollgate_counter::time::Timestamp;
 
 use crate::MemberId;
 
@@ -16,12 +16,6 @@ const PEERS_OF_INTERVAL_MIN: u32 = 16;
 /// The links are divided into groups, one for each of these in an interval, so that no group takes the thread for long.
 const GROUP_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The ticks of all links.
-pub(super) struct LinkTicks {
-    local: MemberId,
-    clock: Clock,
-}
-
 /// The next tick of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NextTick {
@@ -29,17 +23,6 @@ pub(super) struct NextTick {
     pub(super) after: Duration,
     /// The time between two ticks.
     pub(super) interval: Duration,
-}
-
-impl LinkTicks {
-    pub(super) fn new(local: MemberId, clock: Clock) -> Self {
-        Self { local, clock }
-    }
-
-    /// The next tick of the link of `peer` while there are so many peers.
-    pub(super) fn next(&self, peer: MemberId, peers: usize) -> NextTick {
-        next_tick(self.clock.now(), self.local, peer, peers)
-    }
 }
 
 /// The time between two ticks of a link while there are so many peers.
@@ -54,7 +37,7 @@ fn groups(interval: Duration) -> u32 {
 }
 
 /// The first tick of the group of a link that is at least half an interval after `now`. Both sides have the same group.
-fn next_tick(now: Timestamp, local: MemberId, peer: MemberId, peers: usize) -> NextTick {
+pub(super) fn next_tick(now: Timestamp, local: MemberId, peer: MemberId, peers: usize) -> NextTick {
     let interval = interval(peers);
     let both = local.number().wrapping_add(peer.number());
     let group = (both % u64::from(groups(interval))) as u32;
