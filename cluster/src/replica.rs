@@ -28,9 +28,9 @@ use tracing::{info, warn};
 use crate::{
     MemberId, MemberState, Tuning,
     calls::{CompleteRound, OpenRounds},
-    link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState, Strangers},
+    link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState},
     node::{ClusterNode, ClusterView, NodeAction, NodeEvent, NodeSettings, TICK, TICK_IDLE},
-    strangers::{LinkTrust, Situation, StrangerHistory, StrangerState},
+    strangers::{LinkTrust, Situation, StrangerHistory},
     wire,
 };
 
@@ -201,22 +201,17 @@ impl Cluster {
             owns_all,
             has_tried_seeds: self.0.links.seed_state() != SeedState::Searching,
         };
-        let before = history.state;
-        match (history.judge(strangers.as_ref(), situation, now), strangers) {
-            (StrangerState::Unready, Some(strangers)) => LinkTrust::Unready(strangers.named),
-            (StrangerState::GoesOn, Some(Strangers { named, .. })) => {
-                if before != StrangerState::GoesOn {
-                    warn!(
-                        strangers = named,
-                        "every link to another process is rejected; this replica has served and goes on without them"
-                    );
-                }
-                LinkTrust::GoesOn(named)
-            }
-            (StrangerState::Trusted | StrangerState::Unready | StrangerState::GoesOn, _) => {
-                LinkTrust::Trusted
-            }
+        let went_on = history.goes_on;
+        let trust = history.judge(strangers, situation, now);
+        if let LinkTrust::GoesOn(strangers) = &trust
+            && !went_on
+        {
+            warn!(
+                strangers,
+                "every link to another process is rejected; this replica has served and goes on without them"
+            );
         }
+        trust
     }
 
     /// The dividers of the counters that this replica owns.

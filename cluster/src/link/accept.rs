@@ -34,7 +34,9 @@ pub(super) async fn accept(hub: Arc<Hub>, socket: TcpStream, from: SocketAddr, p
             // Any process can connect, so a rejected client says nothing about this replica's own links.
             let _ = report_tls_failure(&hub, from, &error);
         }
-        Err(_) => hub.shared.stats.count_failure(LinkFailure::Slow, &from, &"the TLS handshake timed out"),
+        Err(_) => {
+            hub.shared.local.stats.count_failure(LinkFailure::Slow, &from, &"the TLS handshake timed out")
+        }
     }
 }
 
@@ -50,7 +52,7 @@ async fn tls_handshake(
     match mismatch {
         None => started.into_stream(configs.server.clone()).await.map(Some),
         Some(mismatch) => {
-            hub.shared.stats.count_failure(LinkFailure::Version, &from, &mismatch);
+            hub.shared.local.stats.count_failure(LinkFailure::Version, &from, &mismatch);
             // The client aborts this handshake as intended.
             let _ = started.into_stream(configs.other_version.clone()).await;
             Ok(None)

@@ -4,6 +4,7 @@ use std::{
     future::poll_fn,
     io,
     net::SocketAddr,
+    ops::ControlFlow,
     pin::pin,
     sync::{Arc, OnceLock, atomic::Ordering::Relaxed},
     task::{Context, Poll, ready},
@@ -18,16 +19,14 @@ use tokio::{
 use tokio_util::bytes::BytesMut;
 use tracing::debug;
 
-use crate::{
-    MemberId,
-    link::{
-        addresses::DialResult,
-        frame::{Frame, FrameStream, Hello, RefusalReason},
-        hub::Hub,
-        peer::{ActiveLink, Flow, Peer},
-        session::{HelloOutcome, LinkRole},
-        stats::LinkFailure,
-    },
+use crate::link::{
+    addresses::DialResult,
+    frame::{FrameStream, LinkFrame, LinkHello, RefusalReason},
+    hub::Hub,
+    peer::{ActiveLink, Peer},
+    session::{HelloOutcome, LinkRole},
+    stats::LinkFailure,
+    ticks,
 };
 
 /// Time that a side may take to send its hello.
@@ -39,35 +38,29 @@ const STALLED_MAX: Duration = Duration::from_secs(5);
 /// The first capacity of the buffers of a connection, in bytes.
 const BUFFER_BYTES: usize = 8 * 1024;
 
-/// The peer to dial and the priority of the connection.
-#[derive(Clone, Copy)]
-pub(super) struct DialTarget<'p> {
-    pub(super) expected: Option<&'p Arc<Peer>>,
-    pub(super) replaces_link: bool,
-}
-
-/// Performs the handshake of a dialled connection, then runs the link until it closes. Calls `on_linked` once the link
-/// is active.
-pub(super) async fn run_dialled<S: AsyncRead + AsyncWrite + Unpin>(
-    hub: &Hub,
+/// Performs the handshake of a dialled connection to the `expected` peer, if it is known.
+pub(super) async fn link_dialled<'h, S: AsyncRead + AsyncWrite + Unpin>(
+    hub: &'h Hub,
     mut frames: FrameStream<S>,
-    target: DialTarget<'_>,
-    on_linked: impl FnOnce(MemberId),
-) -> DialResult {
+    expected: Option<&Arc<Peer>>,
+) -> Result<RunningLink<'h, S>, DialResult> {
     let link = Arc::new(ActiveLink::new(LinkRole::Dialler));
     let greeted = OnceLock::new();
     let handshake = async {
         let greeting = receive(&mut frames).await;
-        let peer = greeted_peer(hub, greeting, target)?;
+        let peer = greeted_peer(hub, greeting, expected)?;
         let _ = greeted.set(peer.clone());
-        send(&mut frames, peer.hello(hub, target.replaces_link)).await;
+        send(&mut frames, peer.hello(&hub.shared.local)).await;
         let hello = match receive(&mut frames).await {
-            Some(Frame::Hello(hello)) if hello.member == peer.id && hello.session != 0 => hello,
-            Some(Frame::Refusal(RefusalReason::Linked)) => return Err(DialResult::Duplicate),
-            Some(Frame::Refusal(RefusalReason::Stale)) => return Err(DialResult::SessionEnded),
+            Some(LinkFrame::Hello(hello)) if hello.member == peer.id && hello.session != 0 => hello,
+            Some(LinkFrame::Refusal(RefusalReason::Linked)) => {
+                peer.refused_as_duplicate();
+                return Err(DialResult::Duplicate);
+            }
+            Some(LinkFrame::Refusal(RefusalReason::Stale)) => return Err(DialResult::SessionEnded),
             Some(_) | None => return Err(DialResult::Unreachable),
         };
-        match peer.handle_hello(hub, &hello, &link) {
+        match peer.handle_hello(&hub.shared.local, &hello, &link) {
             HelloOutcome::Begin | HelloOutcome::Resume => Ok(peer),
             HelloOutcome::Refused(RefusalReason::Linked) => Err(DialResult::Linked(peer.id)),
             HelloOutcome::Refused(RefusalReason::Stale | RefusalReason::Closed)
@@ -77,35 +70,34 @@ pub(super) async fn run_dialled<S: AsyncRead + AsyncWrite + Unpin>(
         }
     };
     let result = match hub.while_open(timeout(HELLO_TIMEOUT, handshake)).await {
-        Some(Ok(Ok(peer))) => {
-            on_linked(peer.id);
-            let id = peer.id;
-            RunningLink::new(hub, peer, link, frames).run().await;
-            return DialResult::Linked(id);
-        }
+        Some(Ok(Ok(peer))) => return Ok(RunningLink::new(hub, peer, link, frames)),
         Some(Ok(Err(result))) => result,
         Some(Err(_)) => DialResult::Slow,
         None => DialResult::Unreachable,
     };
     if let Some(peer) = greeted.get() {
-        peer.end_unless_established(hub);
+        peer.end_unless_established(&hub.shared.local);
     }
-    result
+    Err(result)
 }
 
 /// The peer that has sent a greeting, if a link to it is wanted.
-fn greeted_peer(hub: &Hub, greeting: Option<Frame>, target: DialTarget<'_>) -> Result<Arc<Peer>, DialResult> {
+fn greeted_peer(
+    hub: &Hub,
+    greeting: Option<LinkFrame>,
+    expected: Option<&Arc<Peer>>,
+) -> Result<Arc<Peer>, DialResult> {
     let id = match greeting {
-        Some(Frame::Greeting(member)) if member.number() != 0 => member,
+        Some(LinkFrame::Greeting(member)) if member.number() != 0 => member,
         Some(_) | None => return Err(DialResult::Unreachable),
     };
-    if id == hub.shared.id {
+    if id == hub.shared.local.id {
         return Err(DialResult::OwnAddress);
     }
-    if target.expected.is_some_and(|expected| expected.id != id) {
+    if expected.is_some_and(|expected| expected.id != id) {
         return Err(DialResult::OtherMember);
     }
-    let peer = match target.expected {
+    let peer = match expected {
         Some(expected) => expected.clone(),
         None => hub.get_or_add_peer(id).ok_or(DialResult::Unreachable)?,
     };
@@ -119,13 +111,13 @@ pub(super) async fn run_accepted<S: AsyncRead + AsyncWrite + Unpin>(
     from: SocketAddr,
 ) {
     let handshake = async {
-        send(&mut frames, Frame::Greeting(hub.shared.id)).await;
+        send(&mut frames, LinkFrame::Greeting(hub.shared.local.id)).await;
         receive(&mut frames).await
     };
     let hello = match hub.while_open(timeout(HELLO_TIMEOUT, handshake)).await {
-        Some(Ok(Some(Frame::Hello(hello)))) if hello.member.number() != 0 && hello.session != 0 => hello,
+        Some(Ok(Some(LinkFrame::Hello(hello)))) if hello.member.number() != 0 && hello.session != 0 => hello,
         Some(Ok(Some(_)) | Err(_)) => {
-            return hub.shared.stats.count_failure(LinkFailure::Other, &from, &"no hello in time");
+            return hub.shared.local.stats.count_failure(LinkFailure::Other, &from, &"no hello in time");
         }
         // The dialler needs no link, for example because it has one.
         Some(Ok(None)) | None => return,
@@ -146,49 +138,49 @@ pub(super) async fn run_accepted<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// The answer to a hello, and the peer if `link` is now its link.
-fn answer_hello(hub: &Hub, hello: &Hello, link: &Arc<ActiveLink>) -> (Frame, Option<Arc<Peer>>) {
-    if hello.member == hub.shared.id || !hub.is_open() {
-        return (Frame::Refusal(RefusalReason::Closed), None);
+fn answer_hello(hub: &Hub, hello: &LinkHello, link: &Arc<ActiveLink>) -> (LinkFrame, Option<Arc<Peer>>) {
+    if hello.member == hub.shared.local.id || !hub.is_open() {
+        return (LinkFrame::Refusal(RefusalReason::Closed), None);
     }
     // A peer that ends leaves the roster, so the second round adds a new one. That ends as well if the hello acknowledges
     // what was never sent.
     for _round in 0..2 {
         let Some(peer) = hub.get_or_add_peer(hello.member) else {
-            hub.shared.stats.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
-            return (Frame::Refusal(RefusalReason::Closed), None);
+            hub.shared.local.stats.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
+            return (LinkFrame::Refusal(RefusalReason::Closed), None);
         };
-        let answer = match peer.handle_hello(hub, hello, link) {
-            HelloOutcome::Begin | HelloOutcome::Resume => return (peer.hello(hub, false), Some(peer)),
-            HelloOutcome::Refused(reason) => Frame::Refusal(reason),
-            HelloOutcome::RemoteLost => peer.hello(hub, false),
+        let answer = match peer.handle_hello(&hub.shared.local, hello, link) {
+            HelloOutcome::Begin | HelloOutcome::Resume => return (peer.hello(&hub.shared.local), Some(peer)),
+            HelloOutcome::Refused(reason) => LinkFrame::Refusal(reason),
+            HelloOutcome::RemoteLost => peer.hello(&hub.shared.local),
             HelloOutcome::LocalLost | HelloOutcome::Invalid(_) => continue,
         };
-        peer.end_unless_established(hub);
+        peer.end_unless_established(&hub.shared.local);
         return (answer, None);
     }
-    (Frame::Refusal(RefusalReason::Stale), None)
+    (LinkFrame::Refusal(RefusalReason::Stale), None)
 }
 
 /// Writes a frame of the handshake. An error shows when the answer is read.
-async fn send<S: AsyncRead + AsyncWrite + Unpin>(frames: &mut FrameStream<S>, frame: Frame) {
+async fn send<S: AsyncRead + AsyncWrite + Unpin>(frames: &mut FrameStream<S>, frame: LinkFrame) {
     if let Err(error) = frames.send(frame).await {
         debug!(%error, "link handshake failed");
     }
 }
 
 /// Reads a frame of the handshake; `None` at the end of the connection.
-async fn receive<S: AsyncRead + AsyncWrite + Unpin>(frames: &mut FrameStream<S>) -> Option<Frame> {
+async fn receive<S: AsyncRead + AsyncWrite + Unpin>(frames: &mut FrameStream<S>) -> Option<LinkFrame> {
     frames.next().await?.inspect_err(|error| debug!(%error, "link handshake failed")).ok()
 }
 
 /// An active link: reads and writes frames, and detects a silent or stalled connection.
-struct RunningLink<'h, S> {
+pub(super) struct RunningLink<'h, S> {
     hub: &'h Hub,
-    peer: Arc<Peer>,
+    pub(super) peer: Arc<Peer>,
     link: Arc<ActiveLink>,
     frames: FrameStream<S>,
     /// The last frame, while there is no room for it.
-    waiting: Option<Frame>,
+    waiting: Option<LinkFrame>,
     /// The buffers had to hold a large piece since the last tick.
     has_large_buffers: bool,
     silent: Duration,
@@ -212,19 +204,15 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
     }
 
     /// Runs until the connection closes.
-    async fn run(mut self) {
-        let mut next = self.hub.shared.next_tick(self.peer.id);
-        let mut ticks = pin!(sleep(next.after));
+    pub(super) async fn run(mut self) {
+        let mut ticks = pin!(sleep(self.hub.shared.next_tick(self.peer.id)));
         loop {
             tokio::select! {
                 biased;
                 () = poll_fn(|cx| self.poll(cx)) => break,
                 () = &mut ticks => {
-                    let interval = next.interval;
-                    // A suspended process must not count the suspension as silence of the peer.
-                    next = self.hub.shared.next_tick(self.peer.id);
-                    ticks.as_mut().reset(Instant::now() + next.after);
-                    self.tick(interval);
+                    ticks.as_mut().reset(Instant::now() + self.hub.shared.next_tick(self.peer.id));
+                    self.tick();
                     if self.silent > SILENT_MAX || self.stalled > STALLED_MAX {
                         debug!(peer = %self.peer.id, "link timed out: no frames or no acknowledgements");
                         break;
@@ -232,7 +220,7 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
                 }
             }
         }
-        if self.peer.detach(self.hub, &self.link) {
+        if self.peer.detach(&self.hub.shared.local, &self.link) {
             self.hub.redial(self.peer);
         }
     }
@@ -273,17 +261,17 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
             };
             self.silent = Duration::ZERO;
             self.has_large_buffers |= frame.is_large();
-            match self.peer.receive(self.hub, &self.link, frame) {
-                Flow::Continue => {}
-                Flow::Wait(frame) => {
+            match self.peer.receive(&self.hub.shared.local, &self.link, frame) {
+                ControlFlow::Continue(None) => {}
+                ControlFlow::Continue(Some(frame)) => {
                     if !was_waiting {
-                        self.hub.shared.stats.pieces_delayed.increase();
+                        self.hub.shared.local.stats.pieces_delayed.increase();
                     }
                     self.waiting = Some(frame);
                     // The next wake-up tries again, at the next tick at the latest.
                     return Poll::Pending;
                 }
-                Flow::Close => return Poll::Ready(()),
+                ControlFlow::Break(()) => return Poll::Ready(()),
             }
         }
     }
@@ -291,7 +279,7 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.frames.poll_ready_unpin(cx))?;
-            let Some(frame) = self.peer.next_frame(self.hub, &self.link) else {
+            let Some(frame) = self.peer.next_frame(&self.hub.shared.local, &self.link) else {
                 return self.frames.poll_flush_unpin(cx);
             };
             self.has_large_buffers |= frame.is_large();
@@ -300,7 +288,9 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
     }
 
     /// Counts the time without frames and without acknowledgements, makes a heartbeat due, and frees large buffers.
-    fn tick(&mut self, interval: Duration) {
+    fn tick(&mut self) {
+        // Not the time that has passed: a suspended process must not count the suspension as silence of the peer.
+        let interval = ticks::interval(self.hub.shared.local.peers());
         // A connection that is not read cannot be silent.
         self.silent = if self.waiting.is_some() { Duration::ZERO } else { self.silent + interval };
         let pending = self.peer.pending_acknowledgement();

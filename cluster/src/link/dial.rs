@@ -21,7 +21,7 @@ use tracing::debug;
 use crate::{
     link::{
         addresses::DialResult,
-        connection::{self, DialTarget},
+        connection::{self, RunningLink},
         frame::frame_stream,
         hub::Hub,
         peer::Peer,
@@ -45,7 +45,8 @@ const DIAL_DURATION_MAX: Duration = Duration::from_secs(30);
 /// A link that lasted less is redialled after a delay.
 const SHORT_LINK: Duration = Duration::from_millis(100);
 
-/// Dials an address until a member answers or connections are refused; with `report`, dials once and sends the result.
+/// Dials an address until a member answers or connections are refused, and runs the link; with `report`, dials once and
+/// sends the result.
 pub(super) async fn dial_address(
     hub: Arc<Hub>,
     address: String,
@@ -53,10 +54,18 @@ pub(super) async fn dial_address(
 ) {
     let since = Stopwatch::start();
     let is_single_attempt = report.is_some();
+    let mut tell = |result| report.take().map(|report| report.send(result));
     let mut retries = Retries::new(BACKOFF_MIN);
     while hub.is_open() {
-        let target = DialTarget { expected: None, replaces_link: retries.replaces_link };
-        let result = dial_all(&hub, &address, target, &mut report).await;
+        let result = match dial_all(&hub, &address, None).await {
+            Ok(link) => {
+                let peer = link.peer.id;
+                tell(DialResult::Linked(peer));
+                link.run().await;
+                DialResult::Linked(peer)
+            }
+            Err(result) => result,
+        };
         let is_over = since.elapsed() > DIAL_DURATION_MAX;
         let is_final = match result {
             DialResult::Linked(peer) => {
@@ -69,7 +78,6 @@ pub(super) async fn dial_address(
             }
             DialResult::Refused => true,
             DialResult::SessionEnded | DialResult::Duplicate if !is_over => {
-                retries.replaces_link = result == DialResult::Duplicate;
                 retries.wait_briefly().await;
                 continue;
             }
@@ -80,9 +88,7 @@ pub(super) async fn dial_address(
             | DialResult::Slow => is_single_attempt || is_over,
         };
         if is_final {
-            if let Some(report) = report {
-                let _ = report.send(result);
-            }
+            tell(result);
             break;
         }
         hub.while_open(retries.wait()).await;
@@ -90,39 +96,39 @@ pub(super) async fn dial_address(
     hub.shared.addresses().end_dial(&address);
 }
 
-/// Redials a peer whose link broke, until there is a link again or the session has ended.
+/// Redials a peer whose link broke, and runs the link, until the session has ended or another connection is the link.
 pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
     let mut retries = Retries::new(REDIAL_BACKOFF_MIN);
     while hub.is_open() && peer.needs_dialling() {
         let address = peer.address();
-        let since = Stopwatch::start();
-        let target = DialTarget { expected: Some(&peer), replaces_link: retries.replaces_link };
-        match dial_all(&hub, &address, target, &mut None).await {
-            DialResult::Refused => {
-                debug!(peer = %peer.id, %address, "the peer's address refuses connections");
-                peer.end_unless_connected(&hub);
-            }
-            DialResult::OwnAddress => peer.end_unless_connected(&hub),
-            DialResult::OtherMember => {
-                debug!(peer = %peer.id, %address, "another process has the peer's address");
-                peer.end_unless_connected(&hub);
-                hub.shared.dial(&address, None);
-            }
-            DialResult::Linked(_) => {
+        let result = match dial_all(&hub, &address, Some(&peer)).await {
+            Ok(link) => {
+                let since = Stopwatch::start();
+                link.run().await;
                 retries = Retries::new(REDIAL_BACKOFF_MIN);
                 if since.elapsed() < SHORT_LINK {
                     retries.wait_briefly().await;
                 }
+                continue;
+            }
+            Err(result) => result,
+        };
+        match result {
+            DialResult::Refused | DialResult::OwnAddress => {
+                debug!(peer = %peer.id, %address, ?result, "no process has the peer's address");
+                peer.end_unless_connected(&hub.shared.local);
+            }
+            DialResult::OtherMember => {
+                debug!(peer = %peer.id, %address, "another process has the peer's address");
+                peer.end_unless_connected(&hub.shared.local);
+                hub.shared.dial(&address, None);
             }
             DialResult::SessionEnded => {
                 // The session was lost or never established: dial the address for a new one.
                 hub.shared.dial(&address, None);
                 retries.wait_briefly().await;
             }
-            DialResult::Duplicate => {
-                retries.replaces_link = true;
-                retries.wait_briefly().await;
-            }
+            DialResult::Duplicate | DialResult::Linked(_) => retries.wait_briefly().await,
             DialResult::Slow | DialResult::Unreachable => {
                 hub.while_open(retries.wait()).await;
             }
@@ -135,7 +141,6 @@ struct Retries {
     delays: Backoff,
     // Used while a process is known to answer.
     brief_delays: Backoff,
-    replaces_link: bool,
 }
 
 impl Retries {
@@ -143,7 +148,6 @@ impl Retries {
         Self {
             delays: Backoff::new(backoff_min, BACKOFF_MAX),
             brief_delays: Backoff::new(BACKOFF_MIN / 10, BACKOFF_MAX),
-            replaces_link: false,
         }
     }
 
@@ -156,78 +160,77 @@ impl Retries {
     }
 }
 
-/// Dials all addresses of a name until one answers. The result is `Refused` only if all refuse.
-async fn dial_all(
-    hub: &Hub,
+/// Dials all addresses of a name until one answers. The error is `Refused` only if all refuse.
+async fn dial_all<'h>(
+    hub: &'h Hub,
     address: &str,
-    target: DialTarget<'_>,
-    report: &mut Option<oneshot::Sender<DialResult>>,
-) -> DialResult {
+    expected: Option<&Arc<Peer>>,
+) -> Result<DialledLink<'h>, DialResult> {
     let addresses = match address.parse() {
         Ok(address) => vec![address],
         Err(_) => match timeout(CONNECT_TIMEOUT, lookup_host(address)).await {
             Ok(Ok(found)) => found.collect(),
-            Ok(Err(_)) | Err(_) => return DialResult::Unreachable,
+            Ok(Err(_)) | Err(_) => return Err(DialResult::Unreachable),
         },
     };
     let mut result = if addresses.is_empty() { DialResult::Unreachable } else { DialResult::Refused };
     for address in addresses {
-        result = result.max(dial_once(hub, address, target, report).await);
+        match dial_once(hub, address, expected).await {
+            Ok(link) => return Ok(link),
+            Err(error) => result = result.max(error),
+        }
         if result.is_answer() {
             break;
         }
     }
-    result
+    Err(result)
 }
 
-/// Opens one connection and runs it until it closes.
-async fn dial_once(
-    hub: &Hub,
+type DialledLink<'h> = RunningLink<'h, TlsStream<TcpStream>>;
+
+/// Opens one connection and performs its handshakes.
+async fn dial_once<'h>(
+    hub: &'h Hub,
     address: SocketAddr,
-    target: DialTarget<'_>,
-    report: &mut Option<oneshot::Sender<DialResult>>,
-) -> DialResult {
+    expected: Option<&Arc<Peer>>,
+) -> Result<DialledLink<'h>, DialResult> {
     let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(address));
     let socket = match hub.while_open(connecting).await {
         Some(Ok(Ok(socket))) => socket,
         Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => {
             hub.shared.rejections.clear(address);
-            return DialResult::Refused;
+            return Err(DialResult::Refused);
         }
-        Some(Ok(Err(_)) | Err(_)) | None => return DialResult::Unreachable,
+        Some(Ok(Err(_)) | Err(_)) | None => return Err(DialResult::Unreachable),
     };
     // TCP self-connect: without a listener, the ephemeral port of the socket can equal the dialled port.
     if socket.local_addr().is_ok_and(|local| local == address) {
-        return DialResult::Refused;
+        return Err(DialResult::Refused);
     }
     // Fails only if the peer has closed the socket, which the next read reports.
     let _ = socket.set_nodelay(true);
     match hub.while_open(timeout(TLS_TIMEOUT, tls_handshake(hub, socket, address))).await {
         Some(Ok(Ok(stream))) => {
             hub.shared.rejections.clear(address);
-            let on_linked = |peer| {
-                hub.shared.note_member_address(&address.to_string(), peer);
-                if let Some(report) = report.take() {
-                    let _ = report.send(DialResult::Linked(peer));
-                }
-            };
-            return connection::run_dialled(hub, frame_stream(stream), target, on_linked).await;
+            let link = connection::link_dialled(hub, frame_stream(stream), expected).await?;
+            hub.shared.note_member_address(&address.to_string(), link.peer.id);
+            return Ok(link);
         }
         Some(Ok(Err(error))) => {
             if let Some(reason) = report_tls_failure(hub, address, &error)
                 && reason.is_rejection()
             {
-                hub.shared.rejections.note(address, reason, target.expected.map(|peer| &**peer));
+                hub.shared.rejections.note(address, reason, expected.map(|peer| &**peer));
             }
         }
         Some(Err(_)) => {
             let what = "the TLS handshake timed out";
-            hub.shared.stats.count_failure(LinkFailure::Slow, &address, &what);
-            return DialResult::Slow;
+            hub.shared.local.stats.count_failure(LinkFailure::Slow, &address, &what);
+            return Err(DialResult::Slow);
         }
         None => {}
     }
-    DialResult::Unreachable
+    Err(DialResult::Unreachable)
 }
 
 async fn tls_handshake(
@@ -254,8 +257,8 @@ pub(super) fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) 
     };
     let reason = LinkFailure::from_tls_error(tls);
     match VersionMismatch::from_tls_error(tls) {
-        Some(mismatch) => hub.shared.stats.count_failure(reason, &address, mismatch),
-        None => hub.shared.stats.count_failure(reason, &address, tls),
+        Some(mismatch) => hub.shared.local.stats.count_failure(reason, &address, mismatch),
+        None => hub.shared.local.stats.count_failure(reason, &address, tls),
     }
     Some(reason)
 }

@@ -25,10 +25,10 @@ const WRITE_BYTES: usize = 64 * 1024;
 /// A message of one side of a link. The dialled side sends a greeting, then each side sends a hello, then pieces flow
 /// both ways.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Frame {
+pub(super) enum LinkFrame {
     /// The dialled process.
     Greeting(MemberId),
-    Hello(Hello),
+    Hello(LinkHello),
     Piece(Piece),
     /// Sent on an idle link: the number of the last received piece.
     Heartbeat(u64),
@@ -40,7 +40,7 @@ pub(super) enum Frame {
 
 /// Identifies the sender and its state of the session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Hello {
+pub(super) struct LinkHello {
     pub(super) member: MemberId,
     /// The advertised address of the sender: `HOST:PORT`.
     pub(super) address: String,
@@ -78,7 +78,7 @@ pub(super) enum RefusalReason {
     Closed,
 }
 
-impl Frame {
+impl LinkFrame {
     /// Whether its buffer is worth to be freed.
     pub(super) fn is_large(&self) -> bool {
         matches!(self, Self::Piece(piece) if piece.payload.len() > WRITE_BYTES)
@@ -106,10 +106,10 @@ impl Default for FrameCodec {
 }
 
 impl Decoder for FrameCodec {
-    type Item = Frame;
+    type Item = LinkFrame;
     type Error = io::Error;
 
-    fn decode(&mut self, bytes: &mut BytesMut) -> io::Result<Option<Frame>> {
+    fn decode(&mut self, bytes: &mut BytesMut) -> io::Result<Option<LinkFrame>> {
         while let Some(frame) = self.0.decode(bytes)? {
             let known = decode(&frame.freeze())?;
             if known.is_some() {
@@ -121,10 +121,10 @@ impl Decoder for FrameCodec {
 }
 
 /// Decodes a frame without its length; `None` if its kind is not known.
-fn decode(bytes: &Bytes) -> io::Result<Option<Frame>> {
+fn decode(bytes: &Bytes) -> io::Result<Option<LinkFrame>> {
     match postcard::take_from_bytes(bytes) {
-        Ok((Frame::Piece(piece), payload)) => {
-            Ok(Some(Frame::Piece(Piece { payload: bytes.slice_ref(payload), ..piece })))
+        Ok((LinkFrame::Piece(piece), payload)) => {
+            Ok(Some(LinkFrame::Piece(Piece { payload: bytes.slice_ref(payload), ..piece })))
         }
         Ok((frame, _)) => Ok(Some(frame)),
         // The bytes are complete but name no existing value.
@@ -134,14 +134,14 @@ fn decode(bytes: &Bytes) -> io::Result<Option<Frame>> {
 }
 
 // The codec of lengths would need the frame in one piece, so a payload would be copied twice.
-impl Encoder<Frame> for FrameCodec {
+impl Encoder<LinkFrame> for FrameCodec {
     type Error = io::Error;
 
-    fn encode(&mut self, frame: Frame, bytes: &mut BytesMut) -> io::Result<()> {
+    fn encode(&mut self, frame: LinkFrame, bytes: &mut BytesMut) -> io::Result<()> {
         let start = bytes.len();
         bytes.put_bytes(0, LENGTH_BYTES);
         postcard::to_io(&frame, bytes.writer()).expect("memory grows as needed, and every length is known");
-        if let Frame::Piece(piece) = &frame {
+        if let LinkFrame::Piece(piece) = &frame {
             bytes.extend_from_slice(&piece.payload);
         }
         let length = bytes.len() - start - LENGTH_BYTES;
@@ -162,16 +162,16 @@ impl Encoder<Frame> for FrameCodec {
 mod tests {
     use super::*;
 
-    fn hello() -> Hello {
+    fn hello() -> LinkHello {
         let (member, address) = (MemberId::from_number(300), "a:1".to_owned());
-        Hello { member, address, session: 1, known_session: 2, received: 3, replaces_link: true }
+        LinkHello { member, address, session: 1, known_session: 2, received: 3, replaces_link: true }
     }
 
-    fn piece(length: usize) -> Frame {
-        Frame::Piece(Piece { number: 300, received: 2, has_more: true, payload: vec![7; length].into() })
+    fn piece(length: usize) -> LinkFrame {
+        LinkFrame::Piece(Piece { number: 300, received: 2, has_more: true, payload: vec![7; length].into() })
     }
 
-    fn encoded(frame: Frame) -> BytesMut {
+    fn encoded(frame: LinkFrame) -> BytesMut {
         let mut bytes = BytesMut::new();
         FrameCodec::default().encode(frame, &mut bytes).unwrap();
         bytes
@@ -180,14 +180,14 @@ mod tests {
     #[test]
     fn encoding_of_each_frame_is_stable() {
         for (frame, bytes) in [
-            (Frame::Greeting(MemberId::from_number(300)), "0000000300ac02"),
-            (Frame::Hello(hello()), "0000000b01ac0203613a3101020301"),
+            (LinkFrame::Greeting(MemberId::from_number(300)), "0000000300ac02"),
+            (LinkFrame::Hello(hello()), "0000000b01ac0203613a3101020301"),
             (piece(3), "0000000802ac020201070707"),
-            (Frame::Heartbeat(300), "0000000303ac02"),
-            (Frame::Goodbye, "0000000104"),
-            (Frame::Refusal(RefusalReason::Linked), "000000020500"),
-            (Frame::Refusal(RefusalReason::Stale), "000000020501"),
-            (Frame::Refusal(RefusalReason::Closed), "000000020502"),
+            (LinkFrame::Heartbeat(300), "0000000303ac02"),
+            (LinkFrame::Goodbye, "0000000104"),
+            (LinkFrame::Refusal(RefusalReason::Linked), "000000020500"),
+            (LinkFrame::Refusal(RefusalReason::Stale), "000000020501"),
+            (LinkFrame::Refusal(RefusalReason::Closed), "000000020502"),
         ] {
             let mut encoded = encoded(frame.clone());
             let hex: String = encoded.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -200,7 +200,7 @@ mod tests {
     fn frame_of_unknown_kind_and_bytes_behind_fields_are_skipped() {
         let mut bytes = BytesMut::from(&b"\0\0\0\x03\x06ab\0\0\0\x03\x03\x05x\0\0\0\x01"[..]);
         let mut codec = FrameCodec::default();
-        assert_eq!(codec.decode(&mut bytes).unwrap(), Some(Frame::Heartbeat(5)));
+        assert_eq!(codec.decode(&mut bytes).unwrap(), Some(LinkFrame::Heartbeat(5)));
         assert_eq!(codec.decode(&mut bytes).unwrap(), None, "the last frame is incomplete");
     }
 
@@ -215,11 +215,11 @@ mod tests {
 
     #[test]
     fn frame_above_bound_is_not_written() {
-        let mut bytes = encoded(Frame::Goodbye);
+        let mut bytes = encoded(LinkFrame::Goodbye);
         let mut codec = FrameCodec::default();
         let error = codec.encode(piece(FRAME_BYTES_MAX), &mut bytes).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        assert_eq!(bytes, encoded(Frame::Goodbye));
+        assert_eq!(bytes, encoded(LinkFrame::Goodbye));
         codec.encode(piece(PIECE_BYTES_MAX), &mut bytes).unwrap();
     }
 }

@@ -28,7 +28,7 @@ use crate::{
     link::{
         DisconnectReason, LinkHandler, LinkSettings,
         connection::run_accepted,
-        frame::{Frame, FrameCodec, LENGTH_BYTES, PIECE_BYTES_MAX, Piece, frame_stream},
+        frame::{FrameCodec, LENGTH_BYTES, LinkFrame, PIECE_BYTES_MAX, Piece, frame_stream},
         hub::{COMMANDS_MAX, Hub, HubState},
     },
     trust::Credentials,
@@ -114,7 +114,7 @@ async fn run(bytes: &[u8]) -> Sent {
 }
 
 /// Runs the link of one connection, and returns the frames that it writes.
-async fn serve(hub: &Hub, messages: Vec<Bytes>) -> Vec<Frame> {
+async fn serve(hub: &Hub, messages: Vec<Bytes>) -> Vec<LinkFrame> {
     let (local, member) = duplex(IN_FLIGHT_BYTES);
     let (reader, mut writer) = split(member);
     let sending = async {
@@ -135,10 +135,15 @@ async fn serve(hub: &Hub, messages: Vec<Bytes>) -> Vec<Frame> {
 
 /// Checks the frames of one connection. `pieces` holds what earlier connections have sent. A piece that the member has
 /// acknowledged before it was written is never written.
-fn check_written(written: &[Frame], pieces: &mut BTreeMap<u64, Bytes>, acknowledged: u64, received_max: u64) {
+fn check_written(
+    written: &[LinkFrame],
+    pieces: &mut BTreeMap<u64, Bytes>,
+    acknowledged: u64,
+    received_max: u64,
+) {
     let mut last = None;
     for frame in written {
-        if let Frame::Piece(Piece { number, payload, .. }) = frame {
+        if let LinkFrame::Piece(Piece { number, payload, .. }) = frame {
             assert!(last.is_none_or(|last| *number == last + 1), "piece {number} follows {last:?}");
             last = Some(*number);
             assert_eq!(pieces.entry(*number).or_insert_with(|| payload.clone()), payload);
@@ -152,12 +157,12 @@ fn check_written(written: &[Frame], pieces: &mut BTreeMap<u64, Bytes>, acknowled
 }
 
 /// The last piece that a frame acknowledges.
-fn received(frame: &Frame) -> u64 {
+fn received(frame: &LinkFrame) -> u64 {
     match frame {
-        Frame::Piece(piece) => piece.received,
-        Frame::Hello(hello) => hello.received,
-        Frame::Heartbeat(received) => *received,
-        Frame::Greeting(_) | Frame::Goodbye | Frame::Refusal(_) => 0,
+        LinkFrame::Piece(piece) => piece.received,
+        LinkFrame::Hello(hello) => hello.received,
+        LinkFrame::Heartbeat(received) => *received,
+        LinkFrame::Greeting(_) | LinkFrame::Goodbye | LinkFrame::Refusal(_) => 0,
     }
 }
 

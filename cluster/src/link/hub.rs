@@ -15,11 +15,10 @@ use crate::{
     link::{
         DisconnectReason, LinkHandler, LinkSettings,
         addresses::{Addresses, DIALS_MAX, DialResult},
-        peer::{PEERS_MAX, Peer, PeerRoster},
+        peer::{LocalProcess, PEERS_MAX, Peer},
         rejections::Rejections,
         seeds::SeedState,
-        stats::LinkStats,
-        ticks::{NextTick, next_tick},
+        ticks::next_tick,
     },
     trust::Credentials,
 };
@@ -30,14 +29,9 @@ pub(super) const COMMANDS_MAX: usize = DIALS_MAX + 4 * PEERS_MAX;
 
 /// State that handles and tasks share.
 pub(crate) struct HubState {
-    /// This process.
-    pub(super) id: MemberId,
-    /// The advertised address.
-    pub(super) address: String,
-    pub(super) stats: Arc<LinkStats>,
+    pub(super) local: LocalProcess,
     pub(super) settings: LinkSettings,
     pub(super) credentials: Arc<Credentials>,
-    pub(super) roster: PeerRoster,
     addresses: Mutex<Addresses>,
     commands: mpsc::Sender<Command>,
     pub(super) phase: watch::Sender<LinksPhase>,
@@ -81,12 +75,9 @@ impl HubState {
         commands: mpsc::Sender<Command>,
     ) -> Self {
         Self {
-            id,
-            address,
-            stats: Arc::default(),
+            local: LocalProcess::new(id, address),
             settings,
             credentials,
-            roster: PeerRoster::default(),
             addresses: Mutex::default(),
             commands,
             phase: watch::Sender::new(LinksPhase::Open),
@@ -96,19 +87,19 @@ impl HubState {
         }
     }
 
-    /// The next tick of the link of this peer.
-    pub(super) fn next_tick(&self, peer: MemberId) -> NextTick {
-        next_tick(self.clock.now(), self.id, peer, self.roster.len())
+    /// The time until the next tick of the link of this peer.
+    pub(super) fn next_tick(&self, peer: MemberId) -> Duration {
+        next_tick(self.clock.now(), self.local.id, peer, self.local.peers())
     }
 
     /// Starts to dial an address unless it is own, known or already being dialled.
     pub(crate) fn dial(&self, address: &str, report: Option<oneshot::Sender<DialResult>>) {
         let mut addresses = self.addresses();
-        let known = if address == self.address || addresses.is_own(address) {
+        let known = if address == self.local.address || addresses.is_own(address) {
             Some(DialResult::OwnAddress)
         } else {
-            let member = addresses.member(address).filter(|member| self.roster.get(*member).is_some());
-            self.roster.member_at(address).or(member).map(DialResult::Linked)
+            let member = addresses.member(address).filter(|member| self.local.get(*member).is_some());
+            self.local.member_at(address).or(member).map(DialResult::Linked)
         };
         if let Some(known) = known {
             if let Some(report) = report {
@@ -117,7 +108,7 @@ impl HubState {
             return;
         }
         if addresses.is_full() {
-            self.stats.commands_refused.increase();
+            self.local.stats.commands_refused.increase();
             debug!(address, "address not dialled: too many dials in progress");
             return;
         }
@@ -131,7 +122,7 @@ impl HubState {
         match self.commands.try_send(command) {
             Ok(()) => true,
             Err(mpsc::error::TrySendError::Full(_)) => {
-                self.stats.commands_refused.increase();
+                self.local.stats.commands_refused.increase();
                 false
             }
             // The receiver is dropped once the process leaves.
@@ -141,7 +132,7 @@ impl HubState {
 
     /// Records that `peer` answers at this address.
     pub(super) fn note_member_address(&self, address: &str, peer: MemberId) {
-        self.addresses().note_member(address, peer, |peer| self.roster.get(peer).is_some());
+        self.addresses().note_member(address, peer, |peer| self.local.get(peer).is_some());
     }
 
     /// The seeds.
@@ -156,7 +147,7 @@ impl HubState {
 
     /// Whether no other process is known.
     pub(crate) fn is_alone(&self) -> bool {
-        self.roster.len() == 0
+        self.local.peers() == 0
     }
 
     pub(super) fn addresses(&self) -> MutexGuard<'_, Addresses> {
@@ -167,13 +158,13 @@ impl HubState {
 impl Hub {
     /// The peer of this id, which is added if it is unknown; `None` if there are too many.
     pub(super) fn get_or_add_peer(&self, id: MemberId) -> Option<Arc<Peer>> {
-        self.shared.roster.get_or_add(id, self.shared.id)
+        self.shared.local.get_or_add(id, &self.handler)
     }
 
     /// Queues the redial of a peer that has marked itself as being dialled. If too many commands wait, its session ends.
     pub(super) fn redial(&self, peer: Arc<Peer>) {
         if !self.shared.command(Command::Redial(peer.clone())) && self.is_open() {
-            peer.end(self, DisconnectReason::Forgotten);
+            peer.end(&self.shared.local, DisconnectReason::Forgotten);
         }
     }
 
@@ -195,8 +186,8 @@ impl Hub {
 impl fmt::Debug for HubState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HubState")
-            .field("id", &self.id)
-            .field("address", &self.address)
+            .field("id", &self.local.id)
+            .field("address", &self.local.address)
             .finish_non_exhaustive()
     }
 }

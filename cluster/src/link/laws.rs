@@ -9,7 +9,7 @@ use crate::{
     MemberId,
     link::{
         assembly::AssemblyBudget,
-        frame::{Frame, Hello, Piece, RefusalReason},
+        frame::{LinkFrame, LinkHello, Piece, RefusalReason},
         session::{HelloOutcome, LinkRole, Session, SessionBounds, SessionError},
     },
 };
@@ -22,7 +22,7 @@ const ASSEMBLY_BYTES: usize = 350;
 struct Connection {
     dialler: usize,
     is_open: bool,
-    in_flight: [VecDeque<Frame>; 2],
+    in_flight: [VecDeque<LinkFrame>; 2],
 }
 
 /// The state of one process towards the other.
@@ -32,7 +32,6 @@ struct Endpoint {
     session: Session,
     assembly: AssemblyBudget,
     active: Option<usize>,
-    replaces_link: bool,
     sent: Vec<Bytes>,
     received: Vec<Bytes>,
     lost: u32,
@@ -64,7 +63,6 @@ impl Endpoint {
             session: session(id, 1, &assembly),
             assembly,
             active: None,
-            replaces_link: false,
             sent: Vec::new(),
             received: Vec::new(),
             lost: 0,
@@ -80,8 +78,8 @@ impl Endpoint {
         self.received.clear();
     }
 
-    fn hello(&self, replaces_link: bool) -> Frame {
-        Frame::Hello(self.session.hello(member(self.id), String::new(), replaces_link))
+    fn hello(&self) -> LinkFrame {
+        LinkFrame::Hello(self.session.hello(member(self.id), String::new()))
     }
 }
 
@@ -120,23 +118,21 @@ impl World {
                 if let Some(connection) = self.endpoints[endpoint].active
                     && let Some(piece) = self.endpoints[endpoint].session.next_piece()
                 {
-                    self.connections[connection].in_flight[1 - endpoint].push_back(Frame::Piece(piece));
+                    self.connections[connection].in_flight[1 - endpoint].push_back(LinkFrame::Piece(piece));
                 }
             }
             Step::Heartbeat(endpoint) => {
                 if let Some(connection) = self.endpoints[endpoint].active {
                     let received = self.endpoints[endpoint].session.report_received();
                     self.connections[connection].in_flight[1 - endpoint]
-                        .push_back(Frame::Heartbeat(received));
+                        .push_back(LinkFrame::Heartbeat(received));
                 }
             }
             Step::Dial(endpoint) => {
                 if self.endpoints[endpoint].active.is_none() {
-                    let replaces_link = self.endpoints[endpoint].replaces_link;
                     let mut connection =
                         Connection { dialler: endpoint, is_open: true, in_flight: Default::default() };
-                    connection.in_flight[1 - endpoint]
-                        .push_back(self.endpoints[endpoint].hello(replaces_link));
+                    connection.in_flight[1 - endpoint].push_back(self.endpoints[endpoint].hello());
                     self.connections.push(connection);
                 }
             }
@@ -170,7 +166,7 @@ impl World {
         };
         let Endpoint { active, session, .. } = &mut self.endpoints[endpoint];
         if *active == Some(connection)
-            && let Frame::Piece(piece) = &frame
+            && let LinkFrame::Piece(piece) = &frame
             && !session.take_room(piece)
         {
             self.connections[connection].in_flight[endpoint].push_front(frame);
@@ -190,22 +186,30 @@ impl World {
         }
     }
 
-    fn handle_frame(&mut self, endpoint: usize, connection: usize, frame: Frame) -> Result<(), SessionError> {
+    fn handle_frame(
+        &mut self,
+        endpoint: usize,
+        connection: usize,
+        frame: LinkFrame,
+    ) -> Result<(), SessionError> {
         let is_active = self.endpoints[endpoint].active == Some(connection);
         match frame {
-            Frame::Hello(hello) => self.handle_hello(endpoint, connection, &hello)?,
-            Frame::Refusal(_) => {
-                self.endpoints[endpoint].replaces_link = self.endpoints[endpoint].active.is_none();
+            LinkFrame::Hello(hello) => self.handle_hello(endpoint, connection, &hello)?,
+            LinkFrame::Refusal(_) => {
+                let Endpoint { active, session, .. } = &mut self.endpoints[endpoint];
+                if active.is_none() {
+                    session.replace_link();
+                }
                 self.close(connection);
             }
-            Frame::Piece(piece) if is_active => {
+            LinkFrame::Piece(piece) if is_active => {
                 let batch = self.endpoints[endpoint].session.receive(piece)?;
                 self.endpoints[endpoint].received.extend(batch);
             }
-            Frame::Heartbeat(received) if is_active => {
+            LinkFrame::Heartbeat(received) if is_active => {
                 self.endpoints[endpoint].session.acknowledge(received)?
             }
-            Frame::Piece(_) | Frame::Heartbeat(_) | Frame::Greeting(_) | Frame::Goodbye => {}
+            LinkFrame::Piece(_) | LinkFrame::Heartbeat(_) | LinkFrame::Greeting(_) | LinkFrame::Goodbye => {}
         }
         Ok(())
     }
@@ -219,25 +223,22 @@ impl World {
         &mut self,
         endpoint: usize,
         connection: usize,
-        hello: &Hello,
+        hello: &LinkHello,
     ) -> Result<(), SessionError> {
         let role = self.role(endpoint, connection);
         let active = self.endpoints[endpoint].active.map(|active| self.role(endpoint, active));
         let answer = match self.endpoints[endpoint].session.judge(hello, role, active) {
             HelloOutcome::Begin | HelloOutcome::Resume => {
                 self.endpoints[endpoint].session.connect(hello);
-                self.endpoints[endpoint].replaces_link = false;
                 if let Some(previous) = self.endpoints[endpoint].active.replace(connection) {
                     self.close(previous);
                 }
-                (role == LinkRole::Acceptor).then(|| self.endpoints[endpoint].hello(false))
+                (role == LinkRole::Acceptor).then(|| self.endpoints[endpoint].hello())
             }
             HelloOutcome::Refused(reason @ RefusalReason::Linked) if role == LinkRole::Acceptor => {
-                Some(Frame::Refusal(reason))
+                Some(LinkFrame::Refusal(reason))
             }
-            HelloOutcome::RemoteLost if role == LinkRole::Acceptor => {
-                Some(self.endpoints[endpoint].hello(false))
-            }
+            HelloOutcome::RemoteLost if role == LinkRole::Acceptor => Some(self.endpoints[endpoint].hello()),
             HelloOutcome::Refused(_) | HelloOutcome::RemoteLost => {
                 self.close(connection);
                 None

@@ -129,13 +129,13 @@ pub struct LinkListener {
     links: EndGuard,
 }
 
-/// Publishes [`LinksPhase::Ended`] when it is dropped, and drops the peers.
+/// Publishes [`LinksPhase::Ended`] when it is dropped, and drops the peers, which hold the handler.
 #[derive(Debug)]
 struct EndGuard(Links);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {
-        self.0.0.roster.clear();
+        self.0.0.local.clear();
         self.0.0.phase.send_replace(LinksPhase::Ended);
     }
 }
@@ -166,17 +166,17 @@ impl Links {
 
     /// The id of this process.
     pub fn local_id(&self) -> MemberId {
-        self.0.id
+        self.0.local.id
     }
 
     /// The advertised address, `HOST:PORT`.
     pub fn address(&self) -> &str {
-        &self.0.address
+        &self.0.local.address
     }
 
     /// Makes the link of `peer` poll [`LinkHandler::next_batch`].
     pub fn wake(&self, peer: MemberId) {
-        self.0.roster.wake(peer);
+        self.0.local.wake(peer);
     }
 
     /// Dials this address, `HOST:PORT`, until a member answers, connections are refused, or 30 s have passed. Does
@@ -188,7 +188,7 @@ impl Links {
     /// Ends the session with `peer` and stops dialling it. Frames may still be received until
     /// [`LinkHandler::disconnected`] is called. If the peer connects again, a new session begins.
     pub fn forget(&self, peer: MemberId) {
-        if let Some(peer) = self.0.roster.get(peer)
+        if let Some(peer) = self.0.local.get(peer)
             && peer.mark_forgotten()
             && !self.0.command(Command::Forget(peer.clone()))
         {
@@ -206,7 +206,7 @@ impl Links {
             }
             is_open
         });
-        self.0.roster.wake_all();
+        self.0.local.wake_all();
         // The sender lives in `self`, so waiting cannot fail.
         let _ = self.0.phase.subscribe().wait_for(|phase| *phase == LinksPhase::Ended).await;
     }
@@ -229,12 +229,12 @@ impl Links {
 
     /// Whether a link is up.
     pub(super) fn is_linked(&self) -> bool {
-        self.0.stats.links_up() > 0
+        self.0.local.stats.links_up() > 0
     }
 
     /// Statistics since the start.
     pub fn stats(&self) -> &Arc<LinkStats> {
-        &self.0.stats
+        &self.0.local.stats
     }
 }
 
@@ -249,7 +249,7 @@ impl LinkListener {
         let Self { listener, address, mut commands, links } = self;
         let shared = links.0.0.clone();
         let hub = Arc::new(Hub { shared: shared.clone(), handler });
-        info!(member = %shared.id, listen = %address, advertised = shared.address, "listening for links from other replicas");
+        info!(member = %shared.local.id, listen = %address, advertised = shared.local.address, "listening for links from other replicas");
         let mut background = JoinSet::new();
         background.spawn(shared.credentials.clone().watch());
         background.spawn(seeds::watch(shared.clone()));
@@ -297,6 +297,6 @@ async fn execute(hub: Arc<Hub>, order: Command) {
     match order {
         Command::Dial(address, report) => dial::dial_address(hub, address, report).await,
         Command::Redial(peer) => dial::redial(hub, peer).await,
-        Command::Forget(peer) => peer.end(&hub, DisconnectReason::Forgotten),
+        Command::Forget(peer) => peer.end(&hub.shared.local, DisconnectReason::Forgotten),
     }
 }

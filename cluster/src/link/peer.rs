@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    ops::ControlFlow,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -16,21 +17,25 @@ use tracing::{error, info};
 use crate::{
     MemberId,
     link::{
-        DisconnectReason,
+        DisconnectReason, LinkHandler,
         assembly::AssemblyBudget,
-        frame::{Frame, Hello},
-        hub::Hub,
+        frame::{LinkFrame, LinkHello},
         session::{HelloOutcome, LinkRole, Session, SessionError},
+        stats::LinkStats,
     },
 };
 
 /// The most peers.
 pub(super) const PEERS_MAX: usize = 1024;
 
-/// All peers.
-// Invariant: changes only under the lock, so that there are never more than `PEERS_MAX`. Reads take no lock.
-#[derive(Default)]
-pub(super) struct PeerRoster {
+/// This process as its peers know it, and its peers.
+pub(super) struct LocalProcess {
+    pub(super) id: MemberId,
+    /// The advertised address.
+    pub(super) address: String,
+    pub(super) stats: Arc<LinkStats>,
+    // Invariant: changes only under the lock of `sessions`, so that there are never more than `PEERS_MAX`. Reads take no
+    // lock.
     peers: ArcSwap<HashMap<MemberId, Arc<Peer>>>,
     sessions: Mutex<u64>,
     // Of all peers.
@@ -40,6 +45,7 @@ pub(super) struct PeerRoster {
 /// Another process of the cluster, with the session of its link.
 pub(super) struct Peer {
     pub(super) id: MemberId,
+    handler: Arc<dyn LinkHandler>,
     // Held while `LinkHandler` is called, so that its calls for one peer are ordered. Methods that `LinkHandler` may
     // call never take it.
     state: Mutex<PeerState>,
@@ -68,16 +74,18 @@ pub(super) struct ActiveLink {
     is_finished: AtomicBool,
 }
 
-/// What becomes of a connection after a frame.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Flow {
-    Continue,
-    /// The memory for incomplete batches is full. The connection is not read further until the frame is handled.
-    Wait(Frame),
-    Close,
-}
+impl LocalProcess {
+    pub(super) fn new(id: MemberId, address: String) -> Self {
+        Self {
+            id,
+            address,
+            stats: Arc::default(),
+            peers: ArcSwap::default(),
+            sessions: Mutex::default(),
+            assembly: AssemblyBudget::default(),
+        }
+    }
 
-impl PeerRoster {
     pub(super) fn get(&self, id: MemberId) -> Option<Arc<Peer>> {
         self.peers.load().get(&id).cloned()
     }
@@ -94,7 +102,8 @@ impl PeerRoster {
         self.peers.load().values().for_each(|peer| peer.wake());
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// The number of peers.
+    pub(super) fn peers(&self) -> usize {
         self.peers.load().len()
     }
 
@@ -104,7 +113,7 @@ impl PeerRoster {
     }
 
     /// The peer of this id, which is added if it is unknown; `None` if there are too many.
-    pub(super) fn get_or_add(&self, id: MemberId, local_id: MemberId) -> Option<Arc<Peer>> {
+    pub(super) fn get_or_add(&self, id: MemberId, handler: &Arc<dyn LinkHandler>) -> Option<Arc<Peer>> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let peers = self.peers.load();
         if let Some(peer) = peers.get(&id) {
@@ -115,8 +124,12 @@ impl PeerRoster {
         }
         *sessions += 1;
         // If both sides dial, the connection stays that the smaller id has dialled.
-        let preferred = if local_id < id { LinkRole::Dialler } else { LinkRole::Acceptor };
-        let peer = Arc::new(Peer::new(id, Session::new(*sessions, preferred, self.assembly.clone())));
+        let preferred = if self.id < id { LinkRole::Dialler } else { LinkRole::Acceptor };
+        let peer = Arc::new(Peer::new(
+            id,
+            handler.clone(),
+            Session::new(*sessions, preferred, self.assembly.clone()),
+        ));
         let mut peers = HashMap::clone(&peers);
         peers.insert(id, peer.clone());
         self.peers.store(Arc::new(peers));
@@ -138,9 +151,10 @@ impl PeerRoster {
 }
 
 impl Peer {
-    fn new(id: MemberId, session: Session) -> Self {
+    fn new(id: MemberId, handler: Arc<dyn LinkHandler>, session: Session) -> Self {
         Self {
             id,
+            handler,
             state: Mutex::new(PeerState { session, is_dialling: false, is_ended: false }),
             link: ArcSwapOption::empty(),
             address: ArcSwap::default(),
@@ -176,16 +190,29 @@ impl Peer {
     }
 
     /// The hello to send to the peer.
-    pub(super) fn hello(&self, hub: &Hub, replaces_link: bool) -> Frame {
-        let state = self.state();
-        Frame::Hello(state.session.hello(hub.shared.id, hub.shared.address.clone(), replaces_link))
+    pub(super) fn hello(&self, local: &LocalProcess) -> LinkFrame {
+        LinkFrame::Hello(self.state().session.hello(local.id, local.address.clone()))
+    }
+
+    /// The peer has refused a connection because of a link. If there is none here, it is lost, and the next connection
+    /// replaces it.
+    pub(super) fn refused_as_duplicate(&self) {
+        let mut state = self.state();
+        if !self.is_connected() {
+            state.session.replace_link();
+        }
     }
 
     /// Handles a hello received on the connection of `link`, which becomes the link if the session allows it.
-    pub(super) fn handle_hello(&self, hub: &Hub, hello: &Hello, link: &Arc<ActiveLink>) -> HelloOutcome {
+    pub(super) fn handle_hello(
+        &self,
+        local: &LocalProcess,
+        hello: &LinkHello,
+        link: &Arc<ActiveLink>,
+    ) -> HelloOutcome {
         let mut state = self.state();
         if self.forgotten.load(Relaxed) {
-            self.end_locked(hub, &mut state, DisconnectReason::Forgotten);
+            self.end_locked(local, &mut state, DisconnectReason::Forgotten);
         }
         if state.is_ended {
             return HelloOutcome::LocalLost;
@@ -197,82 +224,88 @@ impl Peer {
                 self.address.store(Arc::new(hello.address.clone()));
                 if outcome == HelloOutcome::Begin {
                     info!(peer = %self.id, address = hello.address, "connected to a replica");
-                    hub.handler.connected(self.id, &hello.address);
+                    self.handler.connected(self.id, &hello.address);
                 } else {
-                    hub.shared.stats.reconnects.increase();
+                    local.stats.reconnects.increase();
                 }
-                hub.handler.heard(self.id);
-                hub.shared.stats.pieces_resent.add(state.session.connect(hello));
-                self.replace_link(hub, Some(link.clone()));
+                self.handler.heard(self.id);
+                local.stats.pieces_resent.add(state.session.connect(hello));
+                self.replace_link(local, Some(link.clone()));
             }
-            HelloOutcome::LocalLost => self.end_locked(hub, &mut state, DisconnectReason::Forgotten),
-            HelloOutcome::Invalid(error) => self.abort(hub, &mut state, error),
+            HelloOutcome::LocalLost => self.end_locked(local, &mut state, DisconnectReason::Forgotten),
+            HelloOutcome::Invalid(error) => self.abort(local, &mut state, error),
             HelloOutcome::Refused(_) | HelloOutcome::RemoteLost => {}
         }
         outcome
     }
 
-    /// Handles a frame received on `link`.
-    pub(super) fn receive(&self, hub: &Hub, link: &Arc<ActiveLink>, frame: Frame) -> Flow {
+    /// Handles a frame received on `link`. Breaks if the connection must close. Returns the frame if the memory for
+    /// incomplete batches is full: then the connection is not read further until the frame is handled.
+    pub(super) fn receive(
+        &self,
+        local: &LocalProcess,
+        link: &Arc<ActiveLink>,
+        frame: LinkFrame,
+    ) -> ControlFlow<(), Option<LinkFrame>> {
         let mut state = self.state();
         if !self.is_link(link) {
-            return Flow::Close;
+            return ControlFlow::Break(());
         }
         let session = &mut state.session;
         let batch = match frame {
-            Frame::Piece(piece) if !session.take_room(&piece) => {
+            LinkFrame::Piece(piece) if !session.take_room(&piece) => {
                 // The peer is not silent.
-                hub.handler.heard(self.id);
-                return Flow::Wait(Frame::Piece(piece));
+                self.handler.heard(self.id);
+                return ControlFlow::Continue(Some(LinkFrame::Piece(piece)));
             }
-            Frame::Piece(piece) => session.receive(piece),
-            Frame::Heartbeat(received) => session.acknowledge(received).map(|()| None),
-            Frame::Goodbye => {
-                self.end_locked(hub, &mut state, DisconnectReason::Dead);
-                return Flow::Close;
+            LinkFrame::Piece(piece) => session.receive(piece),
+            LinkFrame::Heartbeat(received) => session.acknowledge(received).map(|()| None),
+            LinkFrame::Goodbye => {
+                self.end_locked(local, &mut state, DisconnectReason::Dead);
+                return ControlFlow::Break(());
             }
-            Frame::Refusal(_) => return Flow::Close,
+            LinkFrame::Refusal(_) => return ControlFlow::Break(()),
             // A repeated greeting or hello has no effect.
-            Frame::Greeting(_) | Frame::Hello(_) => Ok(None),
+            LinkFrame::Greeting(_) | LinkFrame::Hello(_) => Ok(None),
         };
         match batch {
             Ok(Some(batch)) => {
-                hub.shared.stats.batches_in.increase();
-                hub.shared.stats.bytes_in.add(batch.len() as u64);
-                hub.handler.received(self.id, batch);
+                local.stats.batches_in.increase();
+                local.stats.bytes_in.add(batch.len() as u64);
+                self.handler.received(self.id, batch);
             }
-            Ok(None) => hub.handler.heard(self.id),
+            Ok(None) => self.handler.heard(self.id),
             Err(error) => {
-                self.abort(hub, &mut state, error);
-                return Flow::Close;
+                self.abort(local, &mut state, error);
+                return ControlFlow::Break(());
             }
         }
-        Flow::Continue
+        ControlFlow::Continue(None)
     }
 
     /// The next frame to write on `link`, if there is one.
-    pub(super) fn next_frame(&self, hub: &Hub, link: &Arc<ActiveLink>) -> Option<Frame> {
+    pub(super) fn next_frame(&self, local: &LocalProcess, link: &Arc<ActiveLink>) -> Option<LinkFrame> {
         let mut state = self.state();
         if !self.is_link(link) || link.is_finished.load(Relaxed) {
             return None;
         }
         let session = &mut state.session;
         if let Some(piece) = session.next_piece() {
-            return Some(Frame::Piece(piece));
+            return Some(LinkFrame::Piece(piece));
         }
         let has_capacity = session.capacity() > 0;
-        if has_capacity && let Some(batch) = hub.handler.next_batch(self.id) {
-            hub.shared.stats.batches_out.increase();
-            hub.shared.stats.bytes_out.add(batch.len() as u64);
+        if has_capacity && let Some(batch) = self.handler.next_batch(self.id) {
+            local.stats.batches_out.increase();
+            local.stats.bytes_out.add(batch.len() as u64);
             session.push(batch);
-            return session.next_piece().map(Frame::Piece);
+            return session.next_piece().map(LinkFrame::Piece);
         }
         if has_capacity && link.goodbye_due.load(Relaxed) {
             link.is_finished.store(true, Relaxed);
-            return Some(Frame::Goodbye);
+            return Some(LinkFrame::Goodbye);
         }
         let is_heartbeat_due = link.heartbeat_due.swap(false, Relaxed) || session.must_acknowledge();
-        is_heartbeat_due.then(|| Frame::Heartbeat(session.report_received()))
+        is_heartbeat_due.then(|| LinkFrame::Heartbeat(session.report_received()))
     }
 
     /// The last acknowledged piece, if later ones are unacknowledged.
@@ -281,12 +314,12 @@ impl Peer {
     }
 
     /// Gives up `link`, whose connection has closed. True if the caller must start to redial the peer.
-    pub(super) fn detach(&self, hub: &Hub, link: &Arc<ActiveLink>) -> bool {
+    pub(super) fn detach(&self, local: &LocalProcess, link: &Arc<ActiveLink>) -> bool {
         let mut state = self.state();
         if !self.is_link(link) {
             return false;
         }
-        self.replace_link(hub, None);
+        self.replace_link(local, None);
         let dials = !state.is_ended && !state.is_dialling;
         state.is_dialling |= dials;
         dials
@@ -300,23 +333,23 @@ impl Peer {
     }
 
     /// Ends the session if it has not ended.
-    pub(super) fn end(&self, hub: &Hub, reason: DisconnectReason) {
-        self.end_locked(hub, &mut self.state(), reason);
+    pub(super) fn end(&self, local: &LocalProcess, reason: DisconnectReason) {
+        self.end_locked(local, &mut self.state(), reason);
     }
 
     /// Ends the session as dead after proof that the process is gone, unless there is a link again.
-    pub(super) fn end_unless_connected(&self, hub: &Hub) {
+    pub(super) fn end_unless_connected(&self, local: &LocalProcess) {
         let mut state = self.state();
         if !self.is_connected() {
-            self.end_locked(hub, &mut state, DisconnectReason::Dead);
+            self.end_locked(local, &mut state, DisconnectReason::Dead);
         }
     }
 
     /// Ends the session unless both sides have established it.
-    pub(super) fn end_unless_established(&self, hub: &Hub) {
+    pub(super) fn end_unless_established(&self, local: &LocalProcess) {
         let mut state = self.state();
         if !state.session.is_established() {
-            self.end_locked(hub, &mut state, DisconnectReason::Forgotten);
+            self.end_locked(local, &mut state, DisconnectReason::Forgotten);
         }
     }
 
@@ -329,8 +362,8 @@ impl Peer {
     }
 
     /// Called under the lock of the state.
-    fn replace_link(&self, hub: &Hub, link: Option<Arc<ActiveLink>>) {
-        let links_up = &hub.shared.stats.links_up;
+    fn replace_link(&self, local: &LocalProcess, link: Option<Arc<ActiveLink>>) {
+        let links_up = &local.stats.links_up;
         if link.is_some() {
             links_up.fetch_add(1, Relaxed);
         }
@@ -340,24 +373,24 @@ impl Peer {
         }
     }
 
-    fn end_locked(&self, hub: &Hub, state: &mut PeerState, reason: DisconnectReason) {
+    fn end_locked(&self, local: &LocalProcess, state: &mut PeerState, reason: DisconnectReason) {
         if state.is_ended {
             return;
         }
         state.is_ended = true;
         state.session.discard_partial_batch();
-        self.replace_link(hub, None);
+        self.replace_link(local, None);
         if state.session.is_established() {
             info!(peer = %self.id, address = %self.address(), ?reason, "lost a replica");
-            hub.handler.disconnected(self.id, reason);
+            self.handler.disconnected(self.id, reason);
         }
         // Last, so that `disconnected` was called before the peer can be looked up as absent.
-        hub.shared.roster.remove(self.id);
+        local.remove(self.id);
     }
 
-    fn abort(&self, hub: &Hub, state: &mut PeerState, error: SessionError) {
+    fn abort(&self, local: &LocalProcess, state: &mut PeerState, error: SessionError) {
         error!(peer = %self.id, address = %self.address(), %error, "session aborted after a protocol error");
-        self.end_locked(hub, state, DisconnectReason::Forgotten);
+        self.end_locked(local, state, DisconnectReason::Forgotten);
     }
 }
 

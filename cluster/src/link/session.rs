@@ -12,7 +12,7 @@ use crate::{
     MemberId,
     link::{
         assembly::{Assembly, AssemblyBudget},
-        frame::{Hello, PIECE_BYTES_MAX, Piece, RefusalReason},
+        frame::{LinkHello, PIECE_BYTES_MAX, Piece, RefusalReason},
     },
 };
 
@@ -98,6 +98,8 @@ pub(super) struct Session {
     received: u64,
     // Bytes received since the last acknowledgement was sent.
     unreported_bytes: usize,
+    // The peer has refused the last connection because of a link that this side has lost.
+    replaces_link: bool,
     partial_batch: BytesMut,
     // What `partial_batch` takes of the memory of all peers.
     assembly: Assembly,
@@ -118,6 +120,7 @@ impl Session {
             sent_max: 0,
             received: 0,
             unreported_bytes: 0,
+            replaces_link: false,
             partial_batch: BytesMut::new(),
             assembly: Assembly::new(budget),
         }
@@ -135,14 +138,25 @@ impl Session {
     }
 
     /// The hello to send: the state of the session beside what names the process.
-    pub(super) fn hello(&self, member: MemberId, address: String, replaces_link: bool) -> Hello {
-        let known_session = self.remote_number.unwrap_or(0);
-        Hello { member, address, session: self.number, known_session, received: self.received, replaces_link }
+    pub(super) fn hello(&self, member: MemberId, address: String) -> LinkHello {
+        LinkHello {
+            member,
+            address,
+            session: self.number,
+            known_session: self.remote_number.unwrap_or(0),
+            received: self.received,
+            replaces_link: self.replaces_link,
+        }
+    }
+
+    /// The peer has refused a connection because of a link, which the next connection replaces.
+    pub(super) fn replace_link(&mut self) {
+        self.replaces_link = true;
     }
 
     /// What a hello means that is received on a connection with this role, while there is the link with the `active`
     /// role, if any.
-    pub(super) fn judge(&self, hello: &Hello, role: LinkRole, active: Option<LinkRole>) -> HelloOutcome {
+    pub(super) fn judge(&self, hello: &LinkHello, role: LinkRole, active: Option<LinkRole>) -> HelloOutcome {
         match self.remote_number {
             Some(remote) if hello.session < remote => return HelloOutcome::Refused(RefusalReason::Stale),
             Some(remote) if hello.session > remote => return HelloOutcome::LocalLost,
@@ -163,8 +177,9 @@ impl Session {
     }
 
     /// Begins or resumes over the connection of this hello, as judged. Returns how many pieces are sent again.
-    pub(super) fn connect(&mut self, hello: &Hello) -> u64 {
+    pub(super) fn connect(&mut self, hello: &LinkHello) -> u64 {
         self.remote_number = Some(hello.session);
+        self.replaces_link = false;
         let acknowledged = self.acknowledge(hello.received);
         debug_assert_eq!(acknowledged, Ok(()), "the hello was judged");
         let resent = self.sent - self.acknowledged;
