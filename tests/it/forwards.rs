@@ -308,11 +308,11 @@ async fn calls_across_resets_are_charged_once_and_not_degraded() {
     // Of these keys each replica owns about half. No window ends during the test.
     let (keys, window) = (keys(64), Window::from_nanos(1_000_000_000 * SECOND).unwrap());
     let limit = Limit::FixedWindow(FixedWindow { limit: 1_000_000_000, window, excess: Excess::Refuse });
-    let wish = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
     let decide = async |key: Key, operation| {
         let check = Check { key, limit: &limit, operation, on_refusal: OnRefusal::TakeBack };
-        let caller = Caller::default();
-        let decided = pair.caller.decide(&[check], &[wish], None, &caller, any_refuses(1)).await.unwrap();
+        let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
+        let check = CounterCheck::new(&check, policy);
+        let decided = pair.caller.decide(&[check], None, &Caller::default(), &any_refuses(1)).await.unwrap();
         assert_eq!(decided.degraded[..], [false]);
         assert!(decided.decisions[0].verdict.passes());
         decided.decisions[0].remaining
@@ -330,7 +330,7 @@ async fn calls_across_resets_are_charged_once_and_not_degraded() {
     let resetting = async {
         for _reset in 0..rounds(100, 1_000) {
             let (before, links) = (calls.load(Relaxed), pair.other.stats().links.reconnects.get());
-            proxies.each_ref().map(Proxy::cut);
+            proxies.iter().for_each(Proxy::cut);
             // The link goes on, and each caller has got further.
             let reconnected = || pair.other.stats().links.reconnects.get() > links;
             until(async || (reconnected() && calls.load(Relaxed) >= before + 32).then_some(())).await;
