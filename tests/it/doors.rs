@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use crate::docs::PACKAGES;
 
-const DOORS: [(&str, &str); 12] = [
+const DOORS: [(&str, &str); 13] = [
     (
         "cluster",
         "Cluster ClusterSettings ClusterStats ClusterView Files LinkTrust MemberId MemberState MemberView \
@@ -40,7 +40,7 @@ const DOORS: [(&str, &str); 12] = [
           ReadDocuments ResourceLocation Rule RuleEvent RuleInput RuleLoader RuleOptions RuleOrigin \
           RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle Trial TrialNumbers Unit Unknown \
           Variable Watcher address algorithm_keys compile composite file_watch fuzz json_schema load \
-          load_trial set_idle_priority yaml",
+          load_trial rule_text set_idle_priority yaml",
     ),
     (
         "shared_store",
@@ -62,7 +62,8 @@ const DOORS: [(&str, &str); 12] = [
           fuzz id_bytes refuses reserve",
     ),
     ("telemetry", "causes logs metrics sampler traces"),
-    ("wire", "descriptor_template descriptor_text proto protobuf"),
+    ("tools", "commands examples examples_of misused print run"),
+    ("wire", "descriptor_template descriptor_text finding json proto protobuf"),
 ];
 
 /// The modules and items that a source makes public.
