@@ -19,7 +19,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # An empty SETTINGS frame, and its acknowledgement.
 SETTINGS, SETTINGS_ACK = b"\0\0\0\x04\0\0\0\0\0", b"\0\0\0\x04\x01\0\0\0\0"
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "benches" / "README.md"
 
 
 def require(*tools):
@@ -35,7 +35,7 @@ def require(*tools):
 
 
 def write_table(name, table):
-    """Puts a table into docs/performance.md, between the comments with its name."""
+    """Puts a table into benches/README.md, between the comments with its name."""
     begin, end = (f"<!-- {name}: {edge} -->" for edge in ("begin", "end"))
     before, rest = PAGE.read_text().split(begin)
     PAGE.write_text(f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}")

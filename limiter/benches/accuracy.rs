@@ -238,8 +238,8 @@ impl Comparison {
             |name, limit, excess| Self { name, excess, limit, exact: Limit::SlidingLog(log(1, excess)) };
         vec![
             compare("`sliding_window`", sliding(Excess::Refuse), Excess::Refuse),
-            compare("the same, 10 `sub_windows`", sub_windows(10), Excess::Refuse),
-            compare("the same, 60 `sub_windows`", sub_windows(60), Excess::Refuse),
+            compare("10 `sub_windows`", sub_windows(10), Excess::Refuse),
+            compare("60 `sub_windows`", sub_windows(60), Excess::Refuse),
             compare("`fixed_window`", Limit::FixedWindow(fixed), Excess::Refuse),
             compare("`sliding_window`, `count_denied`", sliding(Excess::Count), Excess::Count),
         ]
@@ -286,7 +286,7 @@ impl Comparison {
 
 impl Stats {
     fn percent(&self, number: u64) -> String {
-        format!("{:.3} %", number as f64 / self.requests as f64 * 100.0)
+        format!("{:.3}", number as f64 / self.requests as f64 * 100.0)
     }
 
     fn row(&self, traffic: &str, comparison: &Comparison) -> String {
@@ -332,11 +332,12 @@ fn measure(scenario: &Scenario, requests: f64, rng: &mut Rng) -> (usize, Vec<Sta
 }
 
 fn tables(requests: u64, seed: u64) -> String {
-    let mut traffic = String::from("| traffic | users | requests | limit a minute | refused by the log |\n");
+    let mut traffic =
+        String::from("| traffic | users | requests | limit a minute | refused by the log (%) |\n");
     traffic += "|---|---|---|---|---|\n";
     let mut decisions = String::from(
-        "| traffic | algorithm | wrongly allowed | wrongly refused | above by its own count | below by its own \
-         count | most in a minute, of the limit |\n|---|---|---|---|---|---|---|\n",
+        "| traffic | algorithm | wrongly allowed (%) | wrongly refused (%) | above (%) | below (%) | most in a \
+         minute, of the limit |\n|---|---|---|---|---|---|---|\n",
     );
     for (number, scenario) in SCENARIOS.iter().enumerate() {
         let mut rng = Rng(seed.wrapping_add(number as u64));
@@ -345,9 +346,12 @@ fn tables(requests: u64, seed: u64) -> String {
         let refused = first.percent(first.refused_by_exact);
         writeln!(traffic, "| {} | {users} | {} | {limit} | {refused} |", scenario.name, first.requests)
             .unwrap();
+        let mut traffic_name = scenario.name;
         for (comparison, stats) in Comparison::all(limit).iter().zip(&all_stats) {
             comparison.check(stats);
-            decisions += &stats.row(scenario.name, comparison);
+            decisions += &stats.row(traffic_name, comparison);
+            // The rows below are of the same traffic.
+            traffic_name = "";
         }
     }
     format!("{traffic}\n{decisions}")

@@ -76,7 +76,7 @@ fn decide(domain: KeyedDomain<'_>, memory: &Memory, user: &str) -> bool {
 fn answer(snapshot: &ActiveView<'_>, user: &str) -> bool {
     let entries = [Entry::new("user", user)];
     let descriptor = Descriptor { entries: &entries, operation: Operation::Charge(1), limit: None };
-    snapshot.decide_here(&Request::new("d", [descriptor], None).unwrap()).unwrap().passes
+    snapshot.decide(&Request::new("d", [descriptor], None).unwrap()).unwrap().answer().unwrap().passes
 }
 
 fn hot_and_cold(

@@ -8,9 +8,12 @@ use tollgate_counter::{algorithm::Operation, resilience::Caller};
 use tollgate_remote::Remote;
 use tollgate_rules::Problems;
 use tollgate_shared_store::SharedStore;
-use tollgate_store::{HoldId, Settled};
+use tollgate_store::{HoldId, HoldTerms, OnExpiry, Settled};
 
-use crate::limiter::{CheckError, Checked, HoldError, Limiter, Reservation, each_entry, request};
+use crate::limiter::{
+    AnswerOrPlan, CheckError, Checked, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError,
+    Reservation, each_entry, request,
+};
 
 #[doc(inline)]
 pub use tollgate_shared_store::{
@@ -136,7 +139,8 @@ impl SharedLimiter {
         amount: u64,
         ttl: Duration,
     ) -> Result<Reservation, HoldError> {
-        self.limiter.reserve_anywhere(domain, entries, amount, ttl).await
+        let hold = HoldRequest::Reserve(HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?);
+        self.hold(domain, entries, amount, hold.clone(), |held| Reservation::new(held, &hold)).await
     }
 
     /// As [`Limiter::settle`].
@@ -151,7 +155,7 @@ impl SharedLimiter {
         id: &HoldId,
         actual: u64,
     ) -> Result<Option<Settled>, HoldError> {
-        self.limiter.settle_anywhere(domain, entries, id, actual).await
+        self.hold(domain, entries, actual, HoldRequest::Settle(id.clone()), |held| held.settled[0]).await
     }
 
     async fn ask(
@@ -162,9 +166,35 @@ impl SharedLimiter {
     ) -> Result<Checked, CheckError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), operation)?;
-        let view = self.limiter.view();
-        let connection = Caller::default();
-        let answer = view.decide(&request, Some(&connection)).await?;
-        Ok(Checked::from_answer(&answer))
+        let plan = match self.limiter.view().decide(&request)? {
+            AnswerOrPlan::Answer(answer) => return Ok(Checked::from_answer(&answer)),
+            AnswerOrPlan::Plan(plan) => plan,
+        };
+        let outcomes =
+            plan.outcomes(&self.limiter, &Caller::default()).await.map_err(|error| match error {
+                HoldError::Limiter(error) => error,
+                _of_reservations => LimiterError::Remote,
+            })?;
+        Ok(plan.answer(&self.limiter, &outcomes, |_, _, held| Checked::from_answer(&held.answer)))
+    }
+
+    async fn hold<R>(
+        &self,
+        domain: &str,
+        entries: &[(&str, &str)],
+        hits: u64,
+        hold: HoldRequest,
+        take: impl FnOnce(&HeldAnswer<'_>) -> R,
+    ) -> Result<R, HoldError> {
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(hits))?;
+        // Each call is a caller of its own: none is greedy, because all are of one program.
+        let caller = Caller::default();
+        let plan = match self.limiter.view().hold(&request, hold, &caller)? {
+            AnswerOrPlan::Answer(held) => return Ok(take(&held)),
+            AnswerOrPlan::Plan(plan) => plan,
+        };
+        let outcomes = plan.outcomes(&self.limiter, &caller).await?;
+        Ok(plan.answer(&self.limiter, &outcomes, |_, _, held| take(held)))
     }
 }

@@ -17,9 +17,8 @@ use tollgate_counter::{
     resilience::{Caller, Overloaded, budget},
     time::Stopwatch,
 };
-use tollgate_rules::ForwardPolicy;
 use tollgate_store::{
-    Check, Checks, CounterOperation, Decisions, OnRefusal, OperationOutcome, Refusal, RemoteDecisions,
+    Checks, CounterOperation, Decisions, OnRefusal, OperationOutcome, Refusal, RemoteDecisions,
 };
 
 mod bounds;
@@ -71,37 +70,23 @@ impl Remote {
     /// this replica.
     pub async fn decide(
         &self,
-        checks: &[Check<'_>],
-        policies: &[ForwardPolicy],
-        timeout: Option<Duration>,
-        connection: &Caller,
-        refusal: Refusal,
-    ) -> Result<RemoteDecisions, Overloaded> {
-        let counters = checks.iter().zip(policies).map(|(check, policy)| CounterCheck::new(check, *policy));
-        let counters: CounterChecks = counters.collect();
-        Ok(decisions(&self.decide_counters(&counters, timeout, connection, &refusal).await?))
-    }
-
-    /// Decides a check set as [`Remote::decide`] does, from checks that it owns.
-    pub async fn decide_counters(
-        &self,
         checks: &[CounterCheck],
         timeout: Option<Duration>,
         connection: &Caller,
         refusal: &Refusal,
-    ) -> Result<RemoteOutcomes, Overloaded> {
+    ) -> Result<RemoteDecisions, Overloaded> {
         if let [check] = checks
             && let Some(outcome) = self.submit.refuse_known(&check.to_check())
         {
-            return Ok(RemoteOutcomes::from_buf([outcome]));
+            return Ok(decisions(&[outcome]));
         }
         if checks.len() == 1 {
             let (open, within) = self.open_checks(checks, timeout, connection)?;
-            return Ok(apply_each(&*self.submit, checks, within, open).await);
+            return Ok(decisions(&apply_each(&*self.submit, checks, within, open).await));
         }
         let call = self.open(checks, timeout, connection)?;
         // Boxed, so that the future of a single check stays small.
-        Ok(Box::pin(call.decide_set(refusal)).await)
+        Ok(decisions(&Box::pin(call.decide_set(refusal)).await))
     }
 
     /// The decisions that [`Remote::decide`] would return now, after the side data of each counter. Changes nothing.
@@ -327,7 +312,7 @@ fn by_counters(outcomes: RemoteOutcomes) -> Option<SmallVec<[OperationOutcome; 1
 }
 
 /// The decisions of these outcomes, as those of one check set.
-pub fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
+fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
     let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
     RemoteDecisions {
         decisions: Decisions::new(rounds::decisions(outcomes), charged),

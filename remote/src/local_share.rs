@@ -283,8 +283,7 @@ mod tests {
         algorithm::{Excess, FixedWindow, Window},
         time::SECOND,
     };
-
-    use crate::ForwardPolicy;
+    use tollgate_rules::ForwardPolicy;
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
     const KEYS: u64 = 160_000;

@@ -14,8 +14,8 @@ use tollgate_counter::{
     algorithm::{Excess, FixedWindow, Operation, Span, Window},
     time::{SECOND, Timestamp},
 };
-use tollgate_rules::OnOwnerUnavailable;
-use tollgate_store::{CheckRole, Memory, OnFull};
+use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
+use tollgate_store::{Check, CheckRole, Memory, OnFull};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
@@ -98,18 +98,15 @@ fn charge(key: Key, limit: &Limit) -> Check<'_> {
 
 /// Decides charges of keys of one limit, each by its policy, as one call.
 fn decide(remote: &Remote, limit: &Limit, charges: &[(Key, OnOwnerUnavailable)]) -> (Vec<bool>, Vec<bool>) {
-    let checks: Vec<Check<'_>> = charges.iter().map(|(key, _)| charge(*key, limit)).collect();
-    let policies: Vec<ForwardPolicy> = charges
-        .iter()
-        .map(|(_, on_owner_unavailable)| ForwardPolicy {
-            on_owner_unavailable: *on_owner_unavailable,
-            lease: false,
-        })
-        .collect();
+    let check = |(key, on_owner_unavailable): &(Key, OnOwnerUnavailable)| {
+        let policy = ForwardPolicy { on_owner_unavailable: *on_owner_unavailable, lease: false };
+        CounterCheck::new(&charge(*key, limit), policy)
+    };
+    let checks: CounterChecks = charges.iter().map(check).collect();
     let refusal =
         Refusal { roles: checks.iter().map(|_| CheckRole::default()).collect(), do_quotas_refuse: false };
     let connection = Caller::default();
-    let mut call = pin!(remote.decide(&checks, &policies, None, &connection, refusal));
+    let mut call = pin!(remote.decide(&checks, None, &connection, &refusal));
     let decided = loop {
         if let Poll::Ready(decided) = call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             break decided.unwrap();
@@ -147,13 +144,12 @@ fn finished_rounds_of_a_caller_that_goes_away_are_taken_back() {
     let store = Later::new();
     let (remote, limit) = (Remote::new(store.clone()), a_day(1));
     let keys = [1, 2].map(|number| Key::from_halves(number, number));
-    let checks = keys.map(|key| charge(key, &limit));
+    let checks = keys.map(|key| CounterCheck::new(&charge(key, &limit), COUNTER_ONLY));
     let refusal = Refusal { roles: [CheckRole::default(); 2].into(), do_quotas_refuse: false };
     store.memory.admin().replace(keys[1], &limit, NOW, 1);
     let connection = Caller::default();
     {
-        let policies = [COUNTER_ONLY; 2];
-        let mut call = pin!(remote.decide(&checks, &policies, None, &connection, refusal));
+        let mut call = pin!(remote.decide(&checks, None, &connection, &refusal));
         let mut advance = || call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
         // The peeks expect a refusal by the second limit.
         assert!(!advance());

@@ -68,12 +68,19 @@ pub struct EntryMatch<'r> {
     pub group: Option<NetworkGroup>,
 }
 
-/// The rule and the key of a descriptor whose last values are left open.
+/// Where a match is among the rules in which it was found.
 #[derive(Clone, Copy, Debug)]
-pub struct OpenMatch {
+pub struct MatchPosition {
     // The indices of the domain, and of the rule in it.
     domain: usize,
     rule: usize,
+    has_value_to_metric: bool,
+}
+
+/// The rule and the key of a descriptor whose last values are left open.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenMatch {
+    position: MatchPosition,
     key: OpenKey,
 }
 
@@ -117,11 +124,6 @@ impl KeyedRules {
         self.rules.as_deref()
     }
 
-    /// The rule with this number among those of all domains.
-    pub fn rule(&self, number: usize) -> Option<&Rule> {
-        self.rules.as_ref()?.rule(number)
-    }
-
     /// The secret.
     pub fn secret(&self) -> &Secret {
         &self.secret
@@ -130,10 +132,16 @@ impl KeyedRules {
     /// The rule of `open`, which was found in these rules.
     #[inline(always)]
     pub fn matched(&self, open: &OpenMatch) -> Option<Match<'_>> {
-        let domain = self.rules.as_ref()?.domains.get(open.domain)?;
-        let rule = domain.rules.get(open.rule)?;
-        let domain = KeyedDomain { domain, keyed: self };
-        Some(Match { rule, domain, has_value_to_metric: false, prefix: None })
+        self.match_at(open.position)
+    }
+
+    /// The match at a position, which was found in these rules.
+    #[inline(always)]
+    pub fn match_at(&self, position: MatchPosition) -> Option<Match<'_>> {
+        let MatchPosition { domain, rule, has_value_to_metric } = position;
+        let domain = self.rules.as_ref()?.domains.get(domain)?;
+        let rule = domain.rules.get(rule)?;
+        Some(Match { rule, domain: KeyedDomain { domain, keyed: self }, has_value_to_metric, prefix: None })
     }
 
     /// The domain with this name.
@@ -198,10 +206,7 @@ impl<'r> KeyedDomain<'r> {
             sent.for_each(|(step, entry)| hash.push(&step.grouped_value(*entry)));
             OpenKey::Prefix(hash)
         };
-        let domain =
-            self.keyed.rules.as_ref()?.domains().position(|domain| domain.name == self.domain.name)?;
-        let rule = steps.last()?.node.rule?;
-        Some(OpenMatch { domain, rule, key })
+        Some(OpenMatch { position: found.position()?, key })
     }
 
     /// How each entry matches on the way to a rule. Ends before the first entry without a match.
@@ -245,11 +250,12 @@ impl OpenMatch {
 
 /// `entries` are always those that the match was found for.
 impl<'r> Match<'r> {
-    /// The number of the rule among those of all domains, if it counts under its path alone.
-    pub fn plain_number(&self) -> Option<usize> {
-        let domain = self.domain.domain;
-        let is_plain = !self.rule.detailed_metric && !self.has_value_to_metric;
-        domain.rules.element_offset(self.rule).filter(|_| is_plain).map(|rule| domain.rules_before + rule)
+    /// Where the match is among its rules.
+    pub fn position(&self) -> Option<MatchPosition> {
+        let KeyedDomain { domain, keyed } = self.domain;
+        let rule = domain.rules.element_offset(self.rule)?;
+        let domain = keyed.rules.as_ref()?.domains.element_offset(domain)?;
+        Some(MatchPosition { domain, rule, has_value_to_metric: self.has_value_to_metric })
     }
 
     /// The key of the counter of `limit`, which is the limit of the rule.

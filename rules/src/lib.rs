@@ -51,7 +51,7 @@ pub use denial_body::{DenialBody, DenialTemplate, DenialValues, Variable};
 pub use descriptor_ref::DescriptorRef;
 pub use diagnostics::{Location, Problem, Problems, ResourceLocation, RuleOrigin};
 pub use group::{GroupedKey, NetworkGroup};
-pub use keyed_rules::{EntryMatch, KeyedDomain, KeyedRules, Match, OpenMatch};
+pub use keyed_rules::{EntryMatch, KeyedDomain, KeyedRules, Match, MatchPosition, OpenMatch};
 pub use limit::{KeyValue, algorithm_keys};
 #[cfg(feature = "watch")]
 pub use loader::RuleLoader;

@@ -34,13 +34,6 @@ impl Rules {
         self.by_name.get(name).map(|index| &self.domains[*index])
     }
 
-    /// The rule with this number among those of all domains.
-    pub(super) fn rule(&self, number: usize) -> Option<&Rule> {
-        let after = self.domains.partition_point(|domain| domain.rules_before <= number);
-        let domain = self.domains.get(after.checked_sub(1)?)?;
-        domain.rules.get(number - domain.rules_before)
-    }
-
     /// All domains, in file order.
     pub fn domains(&self) -> impl Iterator<Item = &Domain> {
         self.domains.iter()

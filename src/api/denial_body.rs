@@ -85,11 +85,11 @@ impl DenialBodies {
     /// The body of a reply, which says when to retry; `None` if the request passes, if no body is
     /// set, or if it is too large.
     #[inline]
-    pub(super) fn of<'b>(
+    pub(super) fn of<'b, 'a: 'b>(
         &'b self,
         domain: &str,
         rules: &'b KeyedRules,
-        answer: &Answer<'b>,
+        answer: &Answer<'a>,
         modes: Modes,
         when: When<'_>,
     ) -> Option<Body<'b>> {
@@ -97,11 +97,11 @@ impl DenialBodies {
     }
 
     #[inline(never)]
-    fn of_refusal<'b>(
+    fn of_refusal<'b, 'a: 'b>(
         &'b self,
         domain: &str,
         rules: &'b KeyedRules,
-        answer: &Answer<'b>,
+        answer: &Answer<'a>,
         modes: Modes,
         when: When<'_>,
     ) -> Option<Body<'b>> {

@@ -1,76 +1,114 @@
 //! Decides calls: the one handler of every method.
 //!
-//! Calls that are read together share one view of rules, secret and time. [`ReadBatch::handle`] decides calls whose
-//! counters are local without waiting; [`Api::handle`] decides any call.
+//! Calls that are read together share one view of rules, secret and time. [`ReadBatch::handle`] decides each at once, or
+//! returns what waits for counters elsewhere; [`Api::handle`] also waits. A call is decoded once: what waits borrows
+//! nothing of it.
 
 use std::time::Duration;
 
-use tollgate_counter::resilience::Caller;
-use tollgate_limiter::limiter::{ActiveView, DecidedElsewhere, Elsewhere};
+use axum::http::HeaderMap;
+use tollgate_counter::{resilience::Caller, time::ClockReading};
+use tollgate_limiter::limiter::ActiveView;
 
 use crate::api::{
     Api, Error,
-    call::{Call, CallReply, Method, ResetPrecision, SingleMethod},
+    call::{ApiKind, Call, CallReply, Method, ResetPrecision, SingleMethod},
     metrics::Uncounted,
-    rls,
+    rls::PlannedRequest,
     span::CallSpan,
-    v1::PartialDecision,
+    v1::{PlannedCheck, PlannedHold},
 };
 
-/// Result of [`ReadBatch::handle`].
+/// What becomes of a call.
 #[derive(Debug)]
-pub enum Handled {
-    /// The call is decided.
-    Ready(CallReply),
-    /// The call must wait: use [`Api::finish`].
-    Unfinished(UnfinishedCall),
+pub enum Handled<R = CallReply, W = WaitingCall> {
+    /// Its reply.
+    Ready(R),
+    /// The call waits for another replica, for the shared store or for a file.
+    Waiting(W),
 }
 
-/// A call that waits for another replica, for the shared store or for a file.
+/// A call that waits.
 #[derive(Debug)]
-pub struct UnfinishedCall {
+pub struct WaitingCall {
     span: CallSpan,
-    // What the counters of a call of `ShouldRateLimit` are asked.
-    planned: Option<Box<Elsewhere>>,
-    // What is decided already of a call of `tollgate.v1`.
-    partial: Option<PartialDecision>,
+    api: ApiKind,
+    // When it was read.
+    begun: Option<ClockReading>,
+    request: WaitingRequest,
 }
 
-impl UnfinishedCall {
-    /// Whether [`Api::finish`] needs the metadata of the call. The plan has what it needs of them.
-    pub fn needs_metadata(&self) -> bool {
-        self.planned.is_none()
-    }
+/// The request of a call that waits.
+#[derive(Debug)]
+pub(super) enum WaitingRequest {
+    Rls(PlannedRequest),
+    Check(PlannedCheck),
+    Hold(PlannedHold),
+    // The message, and the metadata that may have a token.
+    Reset(Vec<u8>, Option<Box<HeaderMap>>),
 }
 
 /// Calls that are read together and decided by the same rules at the same instant.
 #[derive(Debug)]
 pub struct ReadBatch<'a> {
     api: &'a Api,
+    caller: &'a Caller,
     // Taken at the first call.
     view: Option<ActiveView<'a>>,
     answered: Uncounted,
 }
 
-impl ReadBatch<'_> {
+impl<'a> ReadBatch<'a> {
     /// Rounding of durations over gRPC.
     pub fn precision(&self) -> ResetPrecision {
         self.api.precision()
     }
 
-    /// Decides a call if its counters are local.
+    /// Decides a call, unless its counters are elsewhere.
     pub fn handle(&mut self, call: Call<'_>) -> Result<Handled, Error> {
-        let span = CallSpan::begin(self.api.traces.as_ref(), call);
-        let mut unfinished = UnfinishedCall { span, planned: None, partial: None };
-        let is_planned = matches!(call.method, Method::ShouldRateLimit);
-        if !is_planned && self.api.limiter.has_no_counters() {
-            return Ok(Handled::Unfinished(unfinished));
-        }
-        let view = self.view.get_or_insert_with(|| self.api.limiter.view());
-        let tried = Error::unless_elsewhere(self.api.answer_call(call, view, None, &mut unfinished));
-        let Some(decided) = tried else { return Ok(Handled::Unfinished(unfinished)) };
+        let mut span = CallSpan::begin(self.api.traces.as_ref(), call);
+        let decided = match self.decide(call, &mut span) {
+            Ok(Handled::Ready(reply)) => Ok(reply),
+            Ok(Handled::Waiting(request)) => {
+                let begun = self.view.as_ref().map(ActiveView::reading);
+                return Ok(Handled::Waiting(WaitingCall { span, api: call.api, begun, request }));
+            }
+            Err(error) => Err(error),
+        };
         self.answered.add(call.api);
-        Ok(Handled::Ready(self.api.end(unfinished.span, decided)?))
+        Ok(Handled::Ready(self.api.end(span, decided)?))
+    }
+
+    #[inline]
+    fn decide(
+        &mut self,
+        call: Call<'_>,
+        span: &mut CallSpan,
+    ) -> Result<Handled<CallReply, WaitingRequest>, Error> {
+        let api = self.api;
+        let view = self.view.get_or_insert_with(|| api.limiter.view());
+        match call.method {
+            Method::ShouldRateLimit => api.decide(call, view, span),
+            Method::Decide(verb) => {
+                let decided = api.check(verb, call.message, call.timeout(), view, self.caller)?;
+                Ok(decided.map(CallReply::from_frame, WaitingRequest::Check))
+            }
+            Method::Single(SingleMethod::Hold(verb)) => api.hold(verb, call, view, self.caller),
+            Method::Single(SingleMethod::Reset) => {
+                let metadata = call.metadata.cloned().map(Box::new);
+                Ok(Handled::Waiting(WaitingRequest::Reset(call.message.to_vec(), metadata)))
+            }
+        }
+    }
+}
+
+impl<R, W> Handled<R, W> {
+    /// Changes what it holds.
+    pub(super) fn map<S, V>(self, reply: impl FnOnce(R) -> S, waiting: impl FnOnce(W) -> V) -> Handled<S, V> {
+        match self {
+            Self::Ready(ready) => Handled::Ready(reply(ready)),
+            Self::Waiting(waits) => Handled::Waiting(waiting(waits)),
+        }
     }
 }
 
@@ -82,91 +120,38 @@ impl Drop for ReadBatch<'_> {
     }
 }
 
+impl WaitingCall {
+    /// The reply of the call, which may have a delay.
+    pub async fn reply(self, api: &Api, caller: &Caller) -> Result<CallReply, Error> {
+        let Self { span, api: kind, begun, request } = self;
+        let decided = match request {
+            WaitingRequest::Rls(planned) => planned.reply(api, caller).await,
+            // Boxed, because they are larger.
+            WaitingRequest::Check(planned) => {
+                Box::pin(planned.reply(api, caller)).await.map(CallReply::from_frame)
+            }
+            WaitingRequest::Hold(planned) => Box::pin(planned.reply(api, caller)).await,
+            WaitingRequest::Reset(message, metadata) => {
+                Box::pin(api.reset(&message, metadata.as_deref())).await
+            }
+        };
+        api.metrics.answered(kind, begun.map(|begun| api.limiter.since(&begun)).unwrap_or_default());
+        api.end(span, decided)
+    }
+}
+
 impl Api {
-    /// Starts a batch of calls that are read together.
-    pub fn batch(&self) -> ReadBatch<'_> {
-        ReadBatch { api: self, view: None, answered: Uncounted::default() }
+    /// Starts a batch of calls that are read together from one caller.
+    pub fn batch<'a>(&'a self, caller: &'a Caller) -> ReadBatch<'a> {
+        ReadBatch { api: self, caller, view: None, answered: Uncounted::default() }
     }
 
-    /// Decides a call of `connection`, locally or elsewhere. The reply may have a delay.
-    pub async fn handle(&self, call: Call<'_>, connection: &Caller) -> Result<CallReply, Error> {
-        let handled = self.batch().handle(call)?;
+    /// Decides a call, by counters here or elsewhere. The reply may have a delay.
+    pub async fn handle(&self, call: Call<'_>, caller: &Caller) -> Result<CallReply, Error> {
+        let handled = self.batch(caller).handle(call)?;
         match handled {
             Handled::Ready(reply) => Ok(reply),
-            Handled::Unfinished(unfinished) => self.finish(call, connection, unfinished).await,
-        }
-    }
-
-    /// Continues [`Handled::Unfinished`]. If the answer needs the request, the message is decoded again, because a
-    /// decoded call borrows its bytes and is large while it waits.
-    pub async fn finish(
-        &self,
-        call: Call<'_>,
-        connection: &Caller,
-        mut unfinished: UnfinishedCall,
-    ) -> Result<CallReply, Error> {
-        let Some(planned) = unfinished.planned.take() else {
-            // Boxed, because it is larger.
-            return Box::pin(self.finish_v1(call, connection, unfinished)).await;
-        };
-        let outcomes = planned.decide(&self.limiter, connection).await;
-        let view = planned.view(&self.limiter);
-        let decided = outcomes.map_err(Error::from).and_then(|outcomes| {
-            let decided = DecidedElsewhere { planned: &planned, outcomes: &outcomes };
-            if !self.needs_requests()
-                && let Some(answer) = view.answer_planned(decided)
-            {
-                return Ok(rls::reply_to_pass(&answer, call.precision));
-            }
-            let UnfinishedCall { span, planned, .. } = &mut unfinished;
-            self.decide(call, &view, Some(decided), span, planned)
-        });
-        self.metrics.answered(call.api, view.age());
-        self.end(unfinished.span, decided)
-    }
-
-    async fn finish_v1(
-        &self,
-        call: Call<'_>,
-        connection: &Caller,
-        mut unfinished: UnfinishedCall,
-    ) -> Result<CallReply, Error> {
-        let refused = match call.method {
-            Method::Single(SingleMethod::Reset) => self.may_reset(call).await.err(),
-            Method::ShouldRateLimit | Method::Decide(_) | Method::Single(SingleMethod::Hold(_)) => None,
-        };
-        let view = self.limiter.view();
-        let decided = match refused {
-            None => self.answer_call(call, &view, Some(connection), &mut unfinished).await,
-            Some(error) => Err(error),
-        };
-        self.metrics.answered(call.api, view.age());
-        self.end(unfinished.span, decided)
-    }
-
-    /// Answers a call whose counters are here, or of `tollgate.v1` `elsewhere` what is unfinished.
-    #[inline]
-    async fn answer_call(
-        &self,
-        call: Call<'_>,
-        view: &ActiveView<'_>,
-        elsewhere: Option<&Caller>,
-        unfinished: &mut UnfinishedCall,
-    ) -> Result<CallReply, Error> {
-        match (call.method, elsewhere) {
-            (Method::ShouldRateLimit, _) => {
-                let UnfinishedCall { span, planned, .. } = unfinished;
-                self.decide(call, view, None, span, planned)
-            }
-            (Method::Decide(verb), _) => {
-                let partial = &mut unfinished.partial;
-                let decided = self.decide_v1(verb, call.message, call.timeout(), view, elsewhere, partial);
-                decided.await.map(CallReply::from_frame)
-            }
-            (Method::Single(_), None) => Err(Error::ELSEWHERE),
-            (Method::Single(method), Some(connection)) => {
-                Box::pin(self.single_v1(method, call, view, connection)).await
-            }
+            Handled::Waiting(waiting) => waiting.reply(self, caller).await,
         }
     }
 

@@ -30,7 +30,7 @@ pub use call::{ApiKind, Call, CallReply, Method, ResetPrecision};
 pub use cross_site::Hosts;
 pub use error::Error;
 pub use failed_calls::FailedCall;
-pub use handle::{Handled, ReadBatch, UnfinishedCall};
+pub use handle::{Handled, ReadBatch, WaitingCall};
 pub(crate) use metrics::ALL as METRICS;
 pub use metrics::ApiMetrics;
 pub use rls::headers;
@@ -150,11 +150,6 @@ impl Api {
     /// Sets the token that resets need.
     pub fn with_admin_token(self, token: Option<Token>) -> Self {
         Self { reset_access: token.map(ResetAccess::new), ..self }
-    }
-
-    /// Whether the reply to a request that passes depends on more than its answer, or something watches such requests.
-    fn needs_requests(&self) -> bool {
-        self.recorder.is_some() || self.settings.dynamic_metadata || self.headers.shows_limits()
     }
 
     /// Shows a request and its answer to those that watch requests.

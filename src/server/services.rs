@@ -116,7 +116,7 @@ impl Services {
 
     /// Starts a batch of calls that are read together.
     pub(super) fn batch(&self) -> Option<ReadBatch<'_>> {
-        self.api.as_ref().map(Api::batch)
+        self.api.as_ref().map(|api| api.batch(&self.caller))
     }
 
     /// The rate limit service and what this connection uses of what all share.

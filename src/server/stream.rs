@@ -27,8 +27,9 @@ use tonic::Status;
 
 use crate::{
     api::{
+        Handled,
         call::timeout_from_headers,
-        v1::stream::{AnsweredQuestion, CREDITS, first_credits},
+        v1::stream::{CREDITS, first_credits},
     },
     server::{
         body::{GRPC_CONTENT_TYPE, ok_trailers},
@@ -141,16 +142,16 @@ impl Replier for QuestionReplier {
         question: CompleteMessage,
         rest: Option<Duration>,
     ) -> Result<Option<Vec<u8>>, Status> {
-        let Some((api, _)) = self.service.api() else { return Ok(None) };
-        match api.answer_question(&question.bytes, rest)? {
-            AnsweredQuestion::Ready(answer) => Ok(Some(answer)),
-            AnsweredQuestion::Unfinished(unfinished) => {
+        let Some((api, caller)) = self.service.api() else { return Ok(None) };
+        match api.answer_question(&question.bytes, rest, caller)? {
+            Handled::Ready(answer) => Ok(Some(answer)),
+            Handled::Waiting(waiting) => {
                 let service = self.service.clone();
-                let (bytes, held) = question.hold(&self.bytes);
+                let (_, held) = question.hold(&self.bytes);
                 self.waiting.push(Box::pin(async move {
                     let _held = held;
-                    let Some((api, connection)) = service.api() else { return Ok(Vec::new()) };
-                    api.finish_question(&bytes, rest, unfinished, connection).await.map_err(Status::from)
+                    let Some((api, caller)) = service.api() else { return Ok(Vec::new()) };
+                    Ok(waiting.reply(api, caller).await)
                 }));
                 Ok(None)
             }

@@ -65,15 +65,6 @@ class FirstProgram:
 
 
 # Maven builds a program with a file of its own, which has the dependency of the page.
-MAVEN_PROJECT = """
-<project><modelVersion>4.0.0</modelVersion>
-  <groupId>shop</groupId><artifactId>ask</artifactId><version>1</version>
-  <properties>
-    <maven.compiler.source>17</maven.compiler.source><maven.compiler.target>17</maven.compiler.target>
-  </properties>
-  <dependencies>{dependency}</dependencies>
-</project>
-"""
 MAVEN_RUN = "org.codehaus.mojo:exec-maven-plugin:3.6.4:java -Dexec.mainClass=Ask"
 FIRST_PROGRAMS = {
     "go": FirstProgram(
@@ -128,8 +119,8 @@ def test_first_program_of_readme_prints_what_the_page_shows(language, start_toll
     clients.checkout(language, repo)
     (folder / first.file).parent.mkdir(parents=True)
     if language == "java":
-        (dependency,) = clients.blocks(page, "xml")
-        (folder / "pom.xml").write_text(MAVEN_PROJECT.format(dependency=dependency))
+        (project,) = clients.blocks(page, "xml")
+        (folder / "pom.xml").write_text(project)
     tollgate = start_tollgate(ROOT / "examples" / "rules.yaml")
     for shown, given in (("127.0.0.1:8081", tollgate.grpc), first.timeout):
         assert shown in program

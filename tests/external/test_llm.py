@@ -1,5 +1,7 @@
 """docs/llm.md behind a real Envoy, and with rules of a control plane."""
 
+import http.server
+import json
 import re
 
 import pytest
@@ -7,7 +9,7 @@ import yaml
 
 from bootstraps import bootstrap, route
 from control_plane import limit, needs_control_plane
-from processes import ROOT, eventually
+from processes import Echo, ROOT, eventually
 from test_concurrency_through_envoy import Slow, occupy
 from test_envoy_gateway import chain
 
@@ -71,6 +73,57 @@ def test_envoy_refuses_calls_beyond_the_places(edge, upstream):
 
     upstream.finish.set()
     assert [stream.getresponse().status for stream in streams] == [200] * PLACES
+    tollgate.await_remaining(PLACES, *counter("in_flight"))
+
+
+class Model(Echo):
+    """An upstream that answers like a model that has used 1,200 and 350 tokens: as JSON, or as a stream of events."""
+
+    USAGE = {"prompt_tokens": 1200, "completion_tokens": 350, "total_tokens": 1550}
+
+    def __init__(self):
+        super().__init__()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                if self.path == "/stream":
+                    choice = {"index": 0, "delta": {"content": "Hello"}, "finish_reason": None}
+                    chunk = {"id": "1", "object": "chat.completion.chunk", "model": "large"}
+                    chunks = [chunk | {"choices": [choice]}, chunk | {"choices": [], "usage": Model.USAGE}]
+                    lines = [*map(json.dumps, chunks), "[DONE]"]
+                    kind, body = "text/event-stream", "".join(f"data: {line}\n\n" for line in lines)
+                else:
+                    message = {"role": "assistant", "content": "Hello"}
+                    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+                    answer = {"id": "1", "object": "chat.completion", "model": "large", "choices": [choice]}
+                    kind, body = "application/json", json.dumps(answer | {"usage": Model.USAGE})
+                self.send_response(200)
+                self.send_header("content-type", kind)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            def log_message(self, *_):
+                pass
+
+        self.server.RequestHandlerClass = Handler
+
+
+@pytest.mark.parametrize("path", ["/json", "/stream"])
+def test_envoy_counts_tokens_of_the_answer_by_itself(path, rule_file, start_tollgate, start_envoy, cleanup):
+    model = Model()
+    cleanup.callback(model.stop)
+    number, header = re.search(r"`('%CEL[^`]*)` in place of `([^`]*)`", PAGE).groups()
+    filters = yaml.safe_load(block("http_filters:"))["http_filters"]
+    limits = yaml.safe_load(block("rate_limits:").replace(header, number))["rate_limits"]
+    tollgate = start_tollgate(rule_file(block("domain: models").replace("domain: models", "domain: edge")))
+    envoy = start_envoy(bootstrap([tollgate.grpc], model.address, [route("/", *limits)], filters=filters))
+
+    assert envoy.get(path, **CALL).code == 200
+
+    tollgate.await_remaining(MONTH - 1550, *counter("month"))
     tollgate.await_remaining(PLACES, *counter("in_flight"))
 
 

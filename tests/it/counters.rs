@@ -120,7 +120,7 @@ pub fn apply_to(limiter: &Limiter, (key, value): (&str, &str), ask: Operation) -
     let entries = [Entry::new(key, value)];
     let descriptor = Descriptor { entries: &entries, operation: ask, limit: None };
     let snapshot = limiter.view();
-    let answer = snapshot.decide_here(&Request::new("d", [descriptor], None).unwrap()).unwrap();
+    let answer = snapshot.decide(&Request::new("d", [descriptor], None).unwrap()).unwrap().answer().unwrap();
     let status = answer.statuses[0];
     Outcome { passes: answer.passes, remaining: status.remaining, limited: status.limit.is_some() }
 }

@@ -27,7 +27,7 @@ const DOORS: [(&str, &str); 13] = [
         "remote",
         "Admitted COUNTER_ONLY CounterCheck CounterChecks DecidedBy LATE_MAX LocalShare LocalShareBasis \
           MEMORY_DIVISOR OpenChecks Outcomes Remote RemoteExtent RemoteHoldError RemoteOutcome \
-          RemoteOutcomes Submission SubmissionMode Submit answered decisions lock refund_operations \
+          RemoteOutcomes Submission SubmissionMode Submit answered lock refund_operations \
           reserve_operations rounds settle_operations settled withdrawals",
     ),
     (
@@ -35,7 +35,7 @@ const DOORS: [(&str, &str); 13] = [
         "ActiveRules Allowance Contents DESCRIPTORS_MAX DecisionStats DecisionTotals DenialBody \
           DenialTemplate DenialValues DescriptorRef DisplayedLimit Documents Domain EntryMatch \
           FileSettings ForwardPolicy GroupedKey KeyValue KeyedDomain KeyedRules LevelTrace LoadError \
-          Location Match MatchKind NODES_MAX Network NetworkError NetworkGroup NodeTrace OnDenied \
+          Location Match MatchKind MatchPosition NODES_MAX Network NetworkError NetworkGroup NodeTrace OnDenied \
           OnOwnerUnavailable OpenMatch Overlay OverlayFile OverlayReceiver Problem Problems Quota \
           ReadDocuments ResourceLocation Rule RuleEvent RuleInput RuleLoader RuleOptions RuleOrigin \
           RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle Trial TrialNumbers Unit Unknown \

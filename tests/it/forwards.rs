@@ -19,7 +19,7 @@ use tollgate_counter::{
     resilience::{Caller, Overloaded},
     time::{Clock, SECOND},
 };
-use tollgate_remote::{Remote, RemoteHoldError};
+use tollgate_remote::{CounterCheck, Remote, RemoteHoldError};
 use tollgate_rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{
     Check, CheckRole, Checks, CounterOperation, HOLD_TTL_MAX, HoldId, HoldOutcome, HoldTerms, IdMemory,
@@ -104,18 +104,16 @@ impl Pair {
             text.entry(Entry::new("number", &value));
             text.key(&limit.kind().bytes(), &secret)
         };
-        let check = |number| Check {
-            key: key(number),
-            limit: &limit,
-            operation: Operation::Charge(1),
-            on_refusal: OnRefusal::TakeBack,
+        let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
+        let operation = Operation::Charge(1);
+        let check = |number| {
+            let check = Check { key: key(number), limit: &limit, operation, on_refusal: OnRefusal::TakeBack };
+            CounterCheck::new(&check, policy)
         };
-        let batch: Vec<Check<'_>> = (0..checks as u64).map(check).collect();
-        let wishes =
-            vec![ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false }; checks];
+        let batch: Vec<CounterCheck> = (0..checks as u64).map(check).collect();
         let refusal = any_refuses(checks);
         let polls = AtomicUsize::new(0);
-        let mut deciding = pin!(self.caller.decide(&batch, &wishes, None, connection, refusal));
+        let mut deciding = pin!(self.caller.decide(&batch, None, connection, &refusal));
         let decided = poll_fn(|cx| {
             polls.fetch_add(1, Relaxed);
             deciding.as_mut().poll(cx)

@@ -1,4 +1,4 @@
-//! What a changed rule does to existing counters, for every algorithm: the table of `docs/rules.md`.
+//! What a changed rule does to existing counters, for every algorithm: the table of `docs/rule-changes.md`.
 
 use std::{
     sync::{

@@ -12,7 +12,7 @@ use tollgate_counter::{
     resilience::{Caller, Overloaded},
     time::Clock,
 };
-use tollgate_remote::{Remote, RemoteHoldError};
+use tollgate_remote::{CounterCheck, Remote, RemoteHoldError};
 use tollgate_rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable};
 use tollgate_shared_store::{
     PasswordSources, Passwords, SharedStore, SharedStoreSettings, SharedStoreState, StoreMode, StoreTlsFiles,
@@ -105,8 +105,9 @@ impl Replica {
         on_owner_unavailable: OnOwnerUnavailable,
         timeout: Option<Duration>,
     ) -> Result<RemoteDecisions, Overloaded> {
-        let policies = vec![ForwardPolicy { on_owner_unavailable, lease: false }; checks.len()];
-        self.remote.decide(checks, &policies, timeout, connection, refusal(checks)).await
+        let policy = ForwardPolicy { on_owner_unavailable, lease: false };
+        let counters: Vec<_> = checks.iter().map(|check| CounterCheck::new(check, policy)).collect();
+        self.remote.decide(&counters, timeout, connection, &refusal(checks)).await
     }
 
     /// Reserves the hits of charges.

@@ -86,16 +86,21 @@ function optionsOf(code, types) {
   };
 }
 
+const USERS = `
+domain: edge
+descriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 3, algorithm: fixed_window}}]
+`;
+
 test("example_refuses_the_fourth_request_of_a_user", async (t) => {
-  const { address } = await startTollgate(t);
+  const { address } = await startTollgate(t, { rules: USERS });
   const arguments_ = [path("example/server.js"), "--limiter", address, "--listen", "127.0.0.1:0"];
   const { found: url } = await start(t, process.execPath, arguments_, (line) => /^listening on (.*)$/.exec(line)?.[1]);
-  const get = (name) => fetch(url, { headers: { "x-user": name } });
+  const get = (name) => fetch(`${url}/hello`, { headers: { user: name } });
   // Its deadline of 100 ms may be too short for the first request of a new connection.
   await eventually("it asks the server", async () => (await get("probe")).headers.has("ratelimit-limit"));
 
   await eventually("ada is refused", async () => (await get("ada")).status === 429);
   assert.equal((await get("ada")).headers.get("ratelimit-limit"), "3");
   assert.equal((await get("bob")).status, 200);
-  await eventually("requests without a user are refused", async () => (await fetch(url)).status === 429);
+  await eventually("requests without a user are refused", async () => (await fetch(`${url}/hello`)).status === 429);
 });

@@ -17,12 +17,12 @@ def describe(scope):
     if scope["path"] == "/health":
         return None
     # A real service takes the user from a verified token: a client that chooses its name chooses its budget.
-    user = Headers(scope=scope).get("x-user", "anonymous")
+    user = Headers(scope=scope).get("user", "anonymous")
     return Request("edge", [Descriptor([("user", user)])])
 
 
 async def hello(request):
-    return PlainTextResponse(f"hello {request.headers.get('x-user', 'anonymous')}\n")
+    return PlainTextResponse(f"hello {request.headers.get('user', 'anonymous')}\n")
 
 
 async def health(_request):

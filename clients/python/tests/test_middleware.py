@@ -131,9 +131,9 @@ async def test_example_limits_requests_of_users(start_server, serve, monkeypatch
     monkeypatch.setenv("TOLLGATE_TIMEOUT", "10")
     port = await serve(web.load_example("app").app)
 
-    statuses = [(await web.get(port, x_user="ann"))[0] for _ in range(4)]
+    statuses = [(await web.get(port, user="ann"))[0] for _ in range(4)]
 
     assert statuses == [200, 200, 200, 429]
-    assert (await web.get(port, x_user="bob"))[2] == "hello bob\n"
-    _, fields, _ = await web.get(port, "/health", x_user="ann")
+    assert (await web.get(port, user="bob"))[2] == "hello bob\n"
+    _, fields, _ = await web.get(port, "/health", user="ann")
     assert "ratelimit-limit" not in fields

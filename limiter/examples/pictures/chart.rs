@@ -1,4 +1,4 @@
-//! The bar charts of docs/performance.md, from the tables of the same page.
+//! The bar charts of docs/performance.md, from the tables of benches/README.md.
 
 use std::fmt::Write;
 

@@ -1,8 +1,8 @@
 //! Draws the pictures of the documentation that show figures: `cargo run -p tollgate-limiter --example pictures`.
 //!
 //! For docs/algorithms.md the decisions of each algorithm on the same 42 seconds of requests, which the production code
-//! makes; for docs/performance.md the charts of the figures in its tables, and for docs/cluster.md the curves of those in
-//! its tables. A test compares the checked-in pictures.
+//! makes; for docs/performance.md the charts of the figures in benches/README.md; and for docs/cluster.md the curves of
+//! those in its tables. A test compares the checked-in pictures.
 
 #![allow(clippy::unwrap_used, reason = "a picture without its limit or its figures shows nothing")]
 
@@ -300,7 +300,7 @@ fn mark(svg: &mut String, hit: &Hit) {
 fn drawn() -> Vec<(&'static str, String)> {
     let algorithms = pictures().into_iter().map(|picture| (picture.file, draw(&picture)));
     let page = |name| fs::read_to_string(Path::new(DOCS).join(name)).unwrap();
-    let charts = chart::drawn(&page("performance.md"));
+    let charts = chart::drawn(&page("../benches/README.md"));
     algorithms.chain(charts).chain([curve::drawn(&page("cluster.md"))]).collect()
 }
 

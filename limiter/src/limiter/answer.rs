@@ -10,7 +10,7 @@ use tollgate_counter::{
 use tollgate_rules::Rule;
 use tollgate_store::{CheckRole, Refusal};
 
-use crate::limiter::plan::{AppliedLimit, CurrentLimit, Modes, Plan};
+use crate::limiter::check_set::{AppliedLimit, CheckSet, CurrentLimit, Modes};
 
 /// The answer to a request.
 pub type Answer<'s> = AnswerOf<SmallVec<[Status<'s>; 2]>>;
@@ -213,24 +213,24 @@ impl<'s> Answer<'s> {
         Self { passes: true, passes_in_shadow: false, delay: Duration::ZERO, statuses }
     }
 
-    /// The answer from the decisions on the checks of `plan`.
+    /// The answer from the decisions on the checks of `set`.
     pub(super) fn fold(
         modes: Modes,
         applied: &[AppliedLimit<'s>],
-        plan: &Plan<'_>,
+        set: &CheckSet<'_>,
         decisions: &[Decision],
     ) -> Self {
-        let refused = refuses(modes, applied, plan.deciding(), decisions);
+        let refused = refuses(modes, applied, set.deciding(), decisions);
         let mut answer = Self::new(modes, refused, applied.iter().map(Status::from_applied).collect());
-        for (index, decision) in plan.deciding().iter().zip(decisions) {
+        for (index, decision) in set.deciding().iter().zip(decisions) {
             answer.decide(*index, decision, refused);
         }
-        if plan.deciding().len() > 1 {
-            for index in plan.with_shared_counters() {
+        if set.deciding().len() > 1 {
+            for index in set.with_shared_counters() {
                 answer.statuses[index].shares_counter = true;
             }
         }
-        for (index, decision) in plan.candidates().iter().zip(&decisions[plan.deciding().len()..]) {
+        for (index, decision) in set.candidates().iter().zip(&decisions[set.deciding().len()..]) {
             answer.statuses[*index].candidate_refuses = !decision.verdict.passes();
         }
         answer

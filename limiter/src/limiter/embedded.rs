@@ -1,12 +1,6 @@
 //! The limiter inside a program, without a service: rules as text, counters in memory, one call for each question.
 
-use std::{
-    path::Path,
-    pin::pin,
-    sync::Arc,
-    task::{Context, Poll, Waker},
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
 use tollgate_counter::{
@@ -19,8 +13,8 @@ use tollgate_rules::{ActiveRules, Problems, Rules};
 use tollgate_store::{HoldId, HoldTerms, Lead, Memory, OnExpiry, OnFull, Settled};
 
 use crate::limiter::{
-    AnswerOf, Descriptor, HeldAnswer, HoldError, Limiter, LimiterError, Request, RequestError, Status,
-    source::DecisionSource,
+    AnswerOf, Descriptor, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError, Request, RequestError,
+    Status,
 };
 
 /// The memory of the counters of an embedded limiter: 256 MiB, about four million counters.
@@ -204,7 +198,13 @@ impl Limiter {
         amount: u64,
         ttl: Duration,
     ) -> Result<Reservation, HoldError> {
-        at_once(self.reserve_anywhere(domain, entries, amount, ttl))
+        let hold = HoldRequest::Reserve(HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?);
+        let mut buffer = SmallVec::new();
+        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
+        // Each call is a caller of its own: none is greedy, because all are of one program.
+        let view = self.view();
+        let held = view.hold(&request, hold.clone(), &Caller::default())?.answer()?;
+        Ok(Reservation::new(&held, &hold))
     }
 
     /// Settles a reservation at the hits that were used: the others are given back, missing ones are charged as far as
@@ -221,40 +221,10 @@ impl Limiter {
         id: &HoldId,
         actual: u64,
     ) -> Result<Option<Settled>, HoldError> {
-        at_once(self.settle_anywhere(domain, entries, id, actual))
-    }
-
-    /// Does what [`Limiter::reserve`] does, with counters in this process or elsewhere.
-    pub(crate) async fn reserve_anywhere(
-        &self,
-        domain: &str,
-        entries: &[(&str, &str)],
-        amount: u64,
-        ttl: Duration,
-    ) -> Result<Reservation, HoldError> {
-        let terms = HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?;
-        let mut buffer = SmallVec::new();
-        let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(amount))?;
-        // Each call is a connection of its own: none is greedy, because all are of one program.
-        let view = self.view();
-        let connection = Caller::default();
-        let HeldAnswer { answer, is_held, has_ended } = view.reserve(&request, &terms, &connection).await?;
-        Ok(Reservation { checked: Checked::from_answer(&answer), id: is_held.then_some(terms.id), has_ended })
-    }
-
-    /// Does what [`Limiter::settle`] does, with counters in this process or elsewhere.
-    pub(crate) async fn settle_anywhere(
-        &self,
-        domain: &str,
-        entries: &[(&str, &str)],
-        id: &HoldId,
-        actual: u64,
-    ) -> Result<Option<Settled>, HoldError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(actual))?;
-        let view = self.view();
-        let connection = Caller::default();
-        Ok(view.settle(&request, id, &connection).await?.settled[0])
+        let hold = HoldRequest::Settle(id.clone());
+        Ok(self.view().hold(&request, hold, &Caller::default())?.answer()?.settled[0])
     }
 
     /// Evicts counters that are idle. The memory limit holds without it; called every few seconds, it returns unused
@@ -283,21 +253,21 @@ impl Limiter {
     ) -> Result<Checked, CheckError> {
         let request = request(domain, entries, operation)?;
         let view = self.view();
-        let source = DecisionSource::Here(None);
-        Ok(view.decide_as(
+        let decided = view.decide_as(
             &request,
-            source,
             |answer| Checked::from_answer(&answer),
             |answer| Checked::from_answer(&answer),
-        )?)
+        );
+        Ok(decided?.answer()?)
     }
 }
 
-/// The result of a call whose counters are here, which waits for nothing.
-pub(super) fn at_once<T>(call: impl Future<Output = Result<T, HoldError>>) -> Result<T, HoldError> {
-    match pin!(call).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(result) => result,
-        Poll::Pending => Err(LimiterError::Remote.into()),
+impl Reservation {
+    /// The reservation that `hold` has asked for.
+    pub(crate) fn new(held: &HeldAnswer<'_>, hold: &HoldRequest) -> Self {
+        let HeldAnswer { answer, is_held, has_ended, .. } = held;
+        let id = hold.id().clone();
+        Self { checked: Checked::from_answer(answer), id: is_held.then_some(id), has_ended: *has_ended }
     }
 }
 

@@ -15,7 +15,7 @@ use tollgate_store::{
 
 use crate::limiter::{
     ActiveView, Answer, LimiterError, Request, Status, answer,
-    plan::{AppliedLimit, Plan, drop_replaced},
+    check_set::{AppliedLimit, CheckSet, drop_replaced},
 };
 
 /// The answer that a request would get, and the reasons.
@@ -124,23 +124,23 @@ impl ActiveView<'_> {
             .collect();
         drop_replaced(&mut applied);
 
-        let plan = Plan::new(domain, request, &applied);
+        let set = CheckSet::new(domain, request, &applied);
         let modes = self.limiter.modes;
-        let refusal = answer::refusal(modes, &applied, plan.deciding());
-        let dry_run = self.dry_run(&plan.checks, refusal).await?;
+        let refusal = answer::refusal(modes, &applied, set.deciding());
+        let dry_run = self.dry_run(&set.checks, refusal).await?;
         let checked = |index: usize| {
-            let Check { key, limit, .. } = plan.checks[index];
+            let Check { key, limit, .. } = set.checks[index];
             let before = dry_run.before[index].clone();
             let decision = dry_run.decisions[index];
             CheckExplanation { key, limit: limit.clone(), before, decision }
         };
-        for (check, index) in plan.deciding().iter().enumerate() {
+        for (check, index) in set.deciding().iter().enumerate() {
             parts[*index].check = Some(checked(check));
         }
-        for (check, index) in (plan.deciding().len()..).zip(plan.candidates()) {
+        for (check, index) in (set.deciding().len()..).zip(set.candidates()) {
             parts[*index].candidate = Some(checked(check));
         }
-        let answer = Answer::fold(modes, &applied, &plan, &dry_run.decisions);
+        let answer = Answer::fold(modes, &applied, &set, &dry_run.decisions);
         Ok(Explanation { answer, now: self.now(), parts })
     }
 

@@ -10,7 +10,7 @@ use tollgate_store::{Check, Decisions};
 
 use crate::limiter::{
     Answer, Descriptor, Examples, Request, Status,
-    plan::{AppliedLimit, Plan},
+    check_set::{AppliedLimit, CheckSet},
 };
 
 /// The default length of the list of most denied keys.
@@ -64,13 +64,13 @@ impl LimiterMetrics {
         domain: KeyedDomain<'_>,
         request: &Request<'_>,
         applied: &[AppliedLimit<'_>],
-        plan: &Plan<'_>,
+        set: &CheckSet<'_>,
         decisions: &Decisions,
         answer: &Answer<'_>,
     ) {
         self.count_shadow_pass(answer.passes_in_shadow);
-        let checks = plan.checks.iter().zip(&**decisions).zip(decisions.charged());
-        let mut decided = plan.deciding().iter().zip(checks).peekable();
+        let checks = set.checks.iter().zip(&**decisions).zip(decisions.charged());
+        let mut decided = set.deciding().iter().zip(checks).peekable();
         for (index, (applied, descriptor)) in applied.iter().zip(&request.descriptors).enumerate() {
             let check = decided.next_if(|(decided, _)| **decided == index);
             let checked = check.map(|(_, ((check, decision), charged))| CheckOutcome {

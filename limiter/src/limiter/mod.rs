@@ -1,26 +1,26 @@
 //! Decides requests: finds the rule of each descriptor, checks its counter, combines the decisions into one answer.
 
-use std::{sync::Arc, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
 
 use answer::SingleAnswer;
 use arc_swap::Guard;
+use check_set::{AppliedLimit, CheckSet, applied_limits};
 use metrics::CheckOutcome;
-use plan::{AppliedLimit, Plan, applied_limits};
-use source::DecisionSource;
 use tollgate_counter::{
     algorithm::Decision,
     time::{Clock, ClockReading, Timestamp},
 };
 use tollgate_remote::{Remote, RemoteExtent};
 use tollgate_rules::{ActiveRules, KeyedDomain, KeyedRules};
-use tollgate_store::{Decisions, Memory, RemoteDecisions, SingleDecision};
+use tollgate_store::{Decisions, Memory, SingleDecision};
 
 mod answer;
 mod bounds;
-mod elsewhere;
+mod check_set;
 mod embedded;
 mod examples;
 mod explain;
+mod hold;
 mod id_share;
 mod metrics;
 mod plan;
@@ -28,24 +28,24 @@ mod prepared;
 mod request;
 mod reserve;
 mod retry;
-mod source;
 
 pub use answer::LimiterError;
 pub use answer::{Answer, AnswerOf, Status};
 pub use bounds::{CallSize, RequestBounds, TooLarge};
+pub use check_set::{CurrentLimit, Modes};
 pub use embedded::{CheckError, Checked, Reservation};
 #[cfg(feature = "redis")]
 pub(crate) use embedded::{each_entry, request};
 pub use examples::{Example, Examples};
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
+pub use hold::{HeldAnswer, HoldError, HoldRequest};
 pub use id_share::ReplicaShare;
 pub use metrics::LimiterMetrics;
-pub use plan::{CurrentLimit, Modes};
+pub use plan::{AnswerOrPlan, CounterOutcomes, Plan};
 pub use prepared::PreparedDescriptor;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
-pub use reserve::{HeldAnswer, HoldError, SettledAnswer};
+
 pub use retry::Retry;
-pub use source::{DecidedElsewhere, Elsewhere};
 
 /// Decides requests by the active rules.
 #[derive(Clone, Debug)]
@@ -109,6 +109,11 @@ impl Limiter {
         &self.metrics
     }
 
+    /// The time since a view was taken.
+    pub fn since(&self, view: &ClockReading) -> Duration {
+        self.clock.since(view)
+    }
+
     /// The clock of the counters.
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
@@ -145,13 +150,15 @@ impl Limiter {
 }
 
 impl ActiveView<'_> {
-    /// Decides and charges `request` by the counters in the memory of this process, without waiting.
+    /// Decides and charges `request` by the counters in the memory of this process, or plans what is asked of counters
+    /// elsewhere. It waits for nothing.
     ///
     /// # Errors
     ///
-    /// There are no rules, or counters are elsewhere.
-    pub fn decide_here(&self, request: &Request<'_>) -> Result<Answer<'_>, LimiterError> {
-        self.decide_as(request, DecisionSource::Here(None), Answer::from, |answer| answer)
+    /// There are no rules, or this replica joins its cluster.
+    #[inline]
+    pub fn decide(&self, request: &Request<'_>) -> Result<AnswerOrPlan<Answer<'_>>, LimiterError> {
+        self.decide_as(request, Answer::from, |answer| answer)
     }
 }
 
@@ -167,13 +174,14 @@ impl ActiveView<'_> {
         &self.rules
     }
 
-    /// The time since the view was taken.
-    pub fn age(&self) -> Duration {
-        self.limiter.clock.since(&self.reading)
+    /// When the view was taken.
+    pub fn reading(&self) -> ClockReading {
+        self.reading
     }
 
-    fn remote(&self) -> Result<&Remote, LimiterError> {
-        self.limiter.remote.as_ref().ok_or(LimiterError::Remote)
+    /// The time since the view was taken.
+    pub fn age(&self) -> Duration {
+        self.limiter.since(&self.reading)
     }
 
     /// Whether this replica may decide `request` if it has all counters.
@@ -193,27 +201,29 @@ impl ActiveView<'_> {
     fn decide_as<'s, A>(
         &'s self,
         request: &Request<'_>,
-        source: DecisionSource<'_>,
         of_single: impl FnOnce(SingleAnswer<'s>) -> A,
         of_set: impl FnOnce(Answer<'s>) -> A,
-    ) -> Result<A, LimiterError> {
+    ) -> Result<AnswerOrPlan<A>, LimiterError> {
         let Some(domain) = self.domain_of(request)? else {
-            return Ok(of_set(Answer::without_limits(request.descriptors.len())));
+            return Ok(AnswerOrPlan::Answer(of_set(Answer::without_limits(request.descriptors.len()))));
         };
-        let decided = source.decided();
-        if decided.is_none() && !self.is_tried_here(request) {
-            return Err(LimiterError::Remote);
-        }
-        if let [descriptor] = &*request.descriptors
-            && let Some(answer) = self.decide_single(domain, descriptor, request, source)?
+        if self.is_tried_here(request)
+            && let [descriptor] = &*request.descriptors
         {
-            return Ok(of_single(answer));
+            match self.decide_single(domain, descriptor, request)? {
+                Some(AnswerOrPlan::Answer(answer)) => return Ok(AnswerOrPlan::Answer(of_single(answer))),
+                Some(AnswerOrPlan::Plan(plan)) => return Ok(AnswerOrPlan::Plan(plan)),
+                None => {}
+            }
         }
-        self.decide_set(domain, request, decided).map(of_set)
+        Ok(match self.decide_set(domain, request)? {
+            AnswerOrPlan::Answer(answer) => AnswerOrPlan::Answer(of_set(answer)),
+            AnswerOrPlan::Plan(plan) => AnswerOrPlan::Plan(plan),
+        })
     }
 
-    /// Decides the only descriptor of a request, without what only several checks need. `None` unless it has exactly one
-    /// check.
+    /// Decides the only descriptor of a request as [`Self::decide_set`] does, without what only several checks need: a
+    /// decision costs a third less. `None` unless it has exactly one check.
     // `inline(always)`: decision and answer are too large to move.
     #[inline(always)]
     fn decide_single<'s>(
@@ -221,37 +231,26 @@ impl ActiveView<'_> {
         domain: KeyedDomain<'s>,
         descriptor: &Descriptor<'_>,
         request: &Request<'_>,
-        source: DecisionSource<'_>,
-    ) -> Result<Option<SingleAnswer<'s>>, LimiterError> {
+    ) -> Result<Option<AnswerOrPlan<SingleAnswer<'s>>>, LimiterError> {
         // `replaces` cannot apply here: there is no other descriptor.
         let applied = AppliedLimit::new(domain, descriptor, request);
         if applied.has_candidate() {
             return Ok(None);
         }
-        let (check, SingleDecision { decision, charged }, degraded) = match source {
-            DecisionSource::Here(planned) => {
-                let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
-                match self.limiter.memory.apply_single(&check, self.now()) {
-                    Ok(decided) => (check, decided, false),
-                    Err(_) => {
-                        let error = self.not_local_error();
-                        return Err(self.planned(error, &check, &applied, request, planned));
-                    }
-                }
-            }
-            // By the rules of its plan it has the same check. Its key need not be hashed again.
-            DecisionSource::Decided(decided) => match decided.single() {
-                Some(decided) => decided,
-                None => return Ok(None),
-            },
+        let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
+        let Ok(decided) = self.limiter.memory.apply_single(&check, self.now()) else {
+            self.require_elsewhere()?;
+            let set = CheckSet::single(check);
+            return Ok(Some(AnswerOrPlan::Plan(self.plan(request, slice::from_ref(&applied), &set, None))));
         };
-        let status = Status { degraded, ..Status::from_applied(&applied) };
+        let SingleDecision { decision, charged } = decided;
+        let status = Status::from_applied(&applied);
         let answer = SingleAnswer::from_decision(self.limiter.modes, applied.role(), status, &decision);
         let checked = CheckOutcome { check: &check, decision: &decision, charged };
         let metrics = &self.limiter.metrics;
         metrics.count_shadow_pass(answer.passes_in_shadow);
         metrics.count_descriptor(&domain, descriptor, &applied, Some(checked), &answer.statuses[0]);
-        Ok(Some(answer))
+        Ok(Some(AnswerOrPlan::Answer(answer)))
     }
 
     // `inline(never)`: keeps the stack frame of the common path small.
@@ -260,19 +259,20 @@ impl ActiveView<'_> {
         &'s self,
         domain: KeyedDomain<'s>,
         request: &Request<'_>,
-        decided: Option<DecidedElsewhere<'_>>,
-    ) -> Result<Answer<'s>, LimiterError> {
+    ) -> Result<AnswerOrPlan<Answer<'s>>, LimiterError> {
         let applied = applied_limits(domain, request);
-        let plan = Plan::new(domain, request, &applied);
-        if let Some(DecidedElsewhere { outcomes, .. }) = decided {
-            let RemoteDecisions { decisions, degraded } = tollgate_remote::decisions(outcomes);
-            return Ok(self.recorded_answer(domain, request, &applied, &plan, &decisions, &degraded));
+        let set = CheckSet::new(domain, request, &applied);
+        if self.is_tried_here(request) {
+            let modes = self.limiter.modes;
+            let refused =
+                |decisions: &[Decision]| answer::refuses(modes, &applied, set.deciding(), decisions);
+            if let Ok(decisions) = self.limiter.memory.apply(&set.checks, self.now(), refused) {
+                let answer = self.recorded_answer(domain, request, &applied, &set, &decisions, &[]);
+                return Ok(AnswerOrPlan::Answer(answer));
+            }
+            self.require_elsewhere()?;
         }
-        let modes = self.limiter.modes;
-        let refused = |decisions: &[Decision]| answer::refuses(modes, &applied, plan.deciding(), decisions);
-        let decisions = self.limiter.memory.apply(&plan.checks, self.now(), refused);
-        let decisions = decisions.map_err(|_| self.not_local_error())?;
-        Ok(self.recorded_answer(domain, request, &applied, &plan, &decisions, &[]))
+        Ok(AnswerOrPlan::Plan(self.plan(request, &applied, &set, None)))
     }
 
     #[inline]
@@ -290,10 +290,13 @@ impl ActiveView<'_> {
         self.rules.rules().map(drop).ok_or(LimiterError::NoRules)
     }
 
-    fn not_local_error(&self) -> LimiterError {
+    /// Whether counters that are not in this process can be asked.
+    #[cold]
+    fn require_elsewhere(&self) -> Result<(), LimiterError> {
         match &self.limiter.remote {
-            Some(remote) if remote.is_joining() => LimiterError::Joining,
-            Some(_) | None => LimiterError::Remote,
+            Some(remote) if remote.is_joining() => Err(LimiterError::Joining),
+            Some(_) => Ok(()),
+            None => Err(LimiterError::Remote),
         }
     }
 
@@ -303,15 +306,15 @@ impl ActiveView<'_> {
         domain: KeyedDomain<'s>,
         request: &Request<'_>,
         applied: &[AppliedLimit<'s>],
-        plan: &Plan<'_>,
+        set: &CheckSet<'_>,
         decisions: &Decisions,
         degraded: &[bool],
     ) -> Answer<'s> {
-        let mut answer = Answer::fold(self.limiter.modes, applied, plan, decisions);
-        for (index, degraded) in plan.deciding().iter().zip(degraded) {
+        let mut answer = Answer::fold(self.limiter.modes, applied, set, decisions);
+        for (index, degraded) in set.deciding().iter().zip(degraded) {
             answer.statuses[*index].degraded = *degraded;
         }
-        self.limiter.metrics.count(domain, request, applied, plan, decisions, &answer);
+        self.limiter.metrics.count(domain, request, applied, set, decisions, &answer);
         answer
     }
 }

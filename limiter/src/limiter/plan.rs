@@ -1,285 +1,249 @@
-//! The limits that apply to a request, and their checks.
+//! Plans: what requests ask of counters that are elsewhere, and all that their answers need.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
+use arc_swap::Guard;
 use smallvec::SmallVec;
-use tollgate_counter::{
-    algorithm::{Classic, Limit, Operation},
-    descriptor::Key,
+use tollgate_counter::{resilience::Caller, time::ClockReading};
+use tollgate_remote::{CounterCheck, CounterChecks, Remote, refund_operations};
+use tollgate_rules::{KeyedRules, MatchPosition};
+use tollgate_store::{Checks, Decisions, Refusal, RemoteDecisions, Reserved, Settled, UnknownId};
+
+use crate::limiter::{
+    ActiveView, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError, Override, Request, answer,
+    check_set::{AppliedLimit, CheckSet, RequestLimit},
+    request::{Charging, OwnedRequest},
 };
-use tollgate_rules::{
-    Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable, Rule,
-    Unit,
-};
-use tollgate_store::{Check, CheckRole, Checks, OnRefusal};
 
-use crate::limiter::{Descriptor, Override, Request, request::Charging};
-
-/// Modes that apply to all rules.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Modes {
-    /// Every descriptor is in quota mode, whatever its rule says.
-    pub quota_mode: bool,
-    /// A request that would be refused passes nevertheless.
-    pub shadow_mode: bool,
-}
-
-/// The description of the limit in a status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CurrentLimit<'s> {
-    /// The rule's name.
-    pub name: Option<&'s str>,
-    /// Hits in one unit.
-    pub requests_per_unit: u64,
-    /// The unit; `None` if the window has no unit.
-    pub unit: Option<Unit>,
-}
-
-impl<'s> CurrentLimit<'s> {
-    pub(super) fn from_override(Override { requests_per_unit, unit }: Override) -> Self {
-        Self { name: None, requests_per_unit: requests_per_unit.into(), unit: Some(unit) }
-    }
-
-    pub(super) fn for_rule(rule: &'s Rule) -> Self {
-        let DisplayedLimit { requests_per_unit, unit } = rule.displayed_limit;
-        Self { name: rule.options().name.as_deref(), requests_per_unit, unit }
-    }
-}
-
-/// The limit that applies to one descriptor, before any counter is read.
-pub(super) enum AppliedLimit<'s> {
-    /// No rule matches, or another descriptor's rule replaces it.
-    Nothing,
-    Unlimited(Match<'s>),
-    Rule(Match<'s>, RequestLimit<'s>),
-    Override(Override, RequestLimit<'s>),
-}
-
-/// The limit of a descriptor for one request.
-pub(super) struct RequestLimit<'s> {
-    /// Its kind gives the key of the counter.
-    own: Cow<'s, Limit>,
-    /// The limit that decides in place of `own` if a refusal must not be charged.
-    without_refused_charges: Option<Limit>,
-    charging: Charging,
-}
-
-impl<'s> RequestLimit<'s> {
-    #[inline(always)]
-    fn new(own: Cow<'s, Limit>, charging: Charging) -> Self {
-        let without_refused_charges = match charging {
-            Charging::AsRules => None,
-            Charging::AllOrNothing => Some(own.without_refused_charges().into_owned()),
-        };
-        Self { own, without_refused_charges, charging }
-    }
-
-    /// The check of `operation` on the counter of `key`.
-    #[inline(always)]
-    fn check<'a>(&'a self, domain: &Domain, operation: Operation, key: Key) -> Check<'a> {
-        let limit = self.without_refused_charges.as_ref().unwrap_or(&self.own);
-        Check { on_refusal: on_refusal(domain, &self.own, self.charging), key, limit, operation }
-    }
-}
-
-/// The checks of a request.
-pub(super) struct Plan<'a> {
-    /// The deciding checks, followed by those of candidates.
-    pub(super) checks: Checks<'a>,
-    // The index of the descriptor of each check; ascending among the deciding ones.
+/// A request whose counters are elsewhere: the view by which it is decided, and what is asked of each counter. It borrows
+/// nothing.
+#[derive(Debug)]
+pub struct Plan {
+    rules: Arc<KeyedRules>,
+    reading: ClockReading,
+    request: OwnedRequest,
+    // One for each descriptor.
+    applied: SmallVec<[PlannedLimit; 1]>,
+    checks: CounterChecks,
+    // The parts of a check set.
     descriptors: SmallVec<[usize; 2]>,
     deciding: usize,
+    pub(super) refusal: Refusal,
+    // `None` for a request whose operations are decided.
+    hold: Option<HoldRequest>,
 }
 
-/// The limit of each descriptor, after `replaces` has been applied.
-pub(super) fn applied_limits<'s>(
-    domain: KeyedDomain<'s>,
-    request: &Request<'_>,
-) -> SmallVec<[AppliedLimit<'s>; 2]> {
-    let mut applied = AppliedLimit::for_each_descriptor(domain, request);
-    drop_replaced(&mut applied);
-    applied
+/// The limit that applies to a descriptor, without its rules.
+#[derive(Clone, Copy, Debug)]
+enum PlannedLimit {
+    Nothing,
+    Unlimited(MatchPosition),
+    Rule(MatchPosition),
+    Override(Override),
 }
 
-pub(super) fn drop_replaced(applied: &mut [AppliedLimit<'_>]) {
-    let mut replaced: SmallVec<[&str; 4]> = applied
-        .iter()
-        .filter_map(AppliedLimit::rule)
-        .flat_map(|rule| rule.options().replaces.iter().map(String::as_str))
-        .collect();
-    if !replaced.is_empty() {
-        // Sorted, because a request may have many descriptors that name each other.
-        replaced.sort_unstable();
-        replaced.dedup();
-        for each in applied.iter_mut() {
-            let name = each.rule().and_then(|rule| rule.options().name.as_deref());
-            if name.is_some_and(|name| replaced.binary_search(&name).is_ok()) {
-                *each = AppliedLimit::Nothing;
-            }
-        }
-    }
+/// What the counters of a request have answered.
+#[derive(Debug)]
+pub struct CounterOutcomes {
+    pub(super) decided: RemoteDecisions,
+    pub(super) is_held: bool,
+    pub(super) has_ended: bool,
+    // One for each deciding check of a settlement.
+    pub(super) settled: SmallVec<[Settled; 2]>,
 }
 
-impl<'s> AppliedLimit<'s> {
-    /// The limit of a descriptor.
-    // `inline(always)`: it is too large to move.
-    #[inline(always)]
-    pub(super) fn new(domain: KeyedDomain<'s>, descriptor: &Descriptor<'_>, request: &Request<'_>) -> Self {
-        if let Some(sent @ Override { requests_per_unit, unit }) = descriptor.limit {
-            let limit = Classic { limit: requests_per_unit.into(), window: unit.window() };
-            let limit = Cow::Owned(Limit::Classic(limit));
-            return Self::Override(sent, RequestLimit::new(limit, request.charging));
-        }
-        match domain.find(descriptor.entries) {
-            None => Self::Nothing,
-            Some(matched) => match &matched.rule.allowance {
-                Allowance::Unlimited => Self::Unlimited(matched),
-                Allowance::Limited(limit) => Self::Rule(
-                    matched,
-                    RequestLimit::new(limit.within(request.turn_timeout), request.charging),
-                ),
-            },
-        }
-    }
+/// What becomes of a request.
+#[derive(Debug)]
+pub enum AnswerOrPlan<A> {
+    /// Counters in memory have answered it.
+    Answer(A),
+    /// Its counters are elsewhere.
+    Plan(Box<Plan>),
+}
 
-    /// The limit of each descriptor.
-    pub(super) fn for_each_descriptor(domain: KeyedDomain<'s>, request: &Request<'_>) -> SmallVec<[Self; 2]> {
-        request.descriptors.iter().map(|descriptor| Self::new(domain, descriptor, request)).collect()
-    }
-
-    pub(super) fn matched(&self) -> Option<&Match<'s>> {
+impl<A> AnswerOrPlan<A> {
+    /// The answer of counters in memory.
+    ///
+    /// # Errors
+    ///
+    /// The counters are elsewhere.
+    pub fn answer(self) -> Result<A, LimiterError> {
         match self {
-            Self::Unlimited(matched) | Self::Rule(matched, _) => Some(matched),
-            Self::Nothing | Self::Override(..) => None,
+            Self::Answer(answer) => Ok(answer),
+            Self::Plan(_) => Err(LimiterError::Remote),
         }
     }
+}
 
-    /// Whether the rule has a candidate, and so a second check.
-    pub(super) fn has_candidate(&self) -> bool {
-        self.rule().is_some_and(|rule| rule.options().candidate.is_some())
-    }
-
-    /// The number of the rule, if it has no candidate and counts under its path alone.
-    pub(super) fn plain_rule(&self) -> Option<usize> {
-        self.matched().filter(|_| !self.has_candidate()).and_then(Match::plain_number)
-    }
-
-    /// The settings of the rule for a counter elsewhere.
-    pub(super) fn forward_policy(&self) -> ForwardPolicy {
-        match self.rule() {
-            Some(rule) => {
-                ForwardPolicy { on_owner_unavailable: rule.on_owner_unavailable, lease: rule.lease }
-            }
-            None => ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::default(), lease: true },
+impl Plan {
+    /// Asks the counters, for this caller.
+    pub async fn outcomes(&self, limiter: &Limiter, caller: &Caller) -> Result<CounterOutcomes, HoldError> {
+        let remote = limiter.remote.as_ref().ok_or(LimiterError::Remote)?;
+        let timeout = self.request.timeout();
+        if let Some(hold) = &self.hold {
+            // Boxed, because it is larger.
+            return Box::pin(async {
+                let remote = RemoteCaller { remote, timeout, caller };
+                self.view(limiter).hold_elsewhere(hold, &self.checks(), &self.refusal, remote).await
+            })
+            .await;
         }
+        let decided = remote.decide(&self.checks, timeout, caller, &self.refusal).await;
+        Ok(CounterOutcomes::new(decided.map_err(LimiterError::from)?))
     }
 
-    pub(super) fn rule(&self) -> Option<&'s Rule> {
-        self.matched().map(|matched| matched.rule)
-    }
-
-    /// What a refusal of this descriptor means for the request.
-    #[inline(always)]
-    pub(super) fn role(&self) -> CheckRole {
-        self.rule().map(role_of).unwrap_or_default()
-    }
-
-    /// The deciding check, if there is one.
-    #[inline(always)]
-    pub(super) fn check<'a>(
-        &'a self,
-        domain: KeyedDomain<'_>,
-        descriptor: &Descriptor<'_>,
-    ) -> Option<Check<'a>> {
-        let (key, limit) = match self {
-            Self::Rule(matched, limit) => (matched.key(descriptor.entries, &limit.own), limit),
-            Self::Override(_, limit) => (domain.key_as_sent(descriptor.entries, &limit.own), limit),
-            Self::Nothing | Self::Unlimited(_) => return None,
-        };
-        Some(limit.check(&domain, descriptor.operation, key))
-    }
-
-    /// The check of the candidate, if there is one.
-    fn candidate_check(
+    /// Passes the view, the request and its answer to `take`, and counts the answer.
+    pub fn answer<R>(
         &self,
-        domain: KeyedDomain<'_>,
-        descriptor: &Descriptor<'_>,
-        charging: Charging,
-    ) -> Option<Check<'s>> {
-        let matched = self.matched()?;
-        let candidate = matched.rule.options().candidate.as_ref()?;
-        let key = matched.candidate_key(descriptor.entries, candidate);
-        let on_refusal = on_refusal(&domain, candidate, charging);
-        Some(Check { key, limit: candidate, operation: descriptor.operation, on_refusal })
+        limiter: &Limiter,
+        outcomes: &CounterOutcomes,
+        take: impl FnOnce(&ActiveView<'_>, &Request<'_>, &HeldAnswer<'_>) -> R,
+    ) -> R {
+        let view = self.view(limiter);
+        self.request.with(|request| take(&view, request, &self.answer_by(&view, request, outcomes)))
     }
-}
 
-/// What a refusal by `rule` means for the request.
-#[inline(always)]
-pub(super) fn role_of(rule: &Rule) -> CheckRole {
-    CheckRole { is_shadow: rule.shadow_mode, is_quota: rule.quota_mode }
-}
-
-#[inline(always)]
-fn on_refusal(domain: &Domain, limit: &Limit, charging: Charging) -> OnRefusal {
-    match (charging, domain.on_denied(limit)) {
-        (Charging::AsRules, OnDenied::ChargeAll) => OnRefusal::Keep,
-        (Charging::AsRules, OnDenied::ChargeNone) | (Charging::AllOrNothing, _) => OnRefusal::TakeBack,
-    }
-}
-
-impl<'a> Plan<'a> {
-    /// The plan for any request.
-    pub(super) fn new(
-        domain: KeyedDomain<'_>,
+    fn answer_by<'v>(
+        &self,
+        view: &'v ActiveView<'_>,
         request: &Request<'_>,
-        applied: &'a [AppliedLimit<'_>],
-    ) -> Self {
-        let each = || request.descriptors.iter().zip(applied).enumerate();
-        let mut plan = Self { checks: SmallVec::new(), descriptors: SmallVec::new(), deciding: 0 };
-        for (index, (descriptor, applied)) in each() {
-            plan.add(index, applied.check(domain, descriptor));
+        outcomes: &CounterOutcomes,
+    ) -> HeldAnswer<'v> {
+        // The domain had rules when the request was planned, and the rules are the same.
+        let Some(domain) = view.rules.domain(request.domain) else {
+            return HeldAnswer::without_limits(request.descriptors.len());
+        };
+        let applied: SmallVec<[AppliedLimit<'_>; 2]> =
+            self.applied.iter().map(|limit| limit.applied(&view.rules)).collect();
+        let set = CheckSet {
+            checks: self.checks(),
+            descriptors: self.descriptors.clone(),
+            deciding: self.deciding,
+        };
+        match &self.hold {
+            None => {
+                let RemoteDecisions { decisions, degraded } = &outcomes.decided;
+                view.recorded_answer(domain, request, &applied, &set, decisions, degraded).into()
+            }
+            Some(hold) => view.held_answer(hold, domain, request, &applied, &set, outcomes),
         }
-        plan.deciding = plan.checks.len();
-        for (index, (descriptor, applied)) in each() {
-            plan.add(index, applied.candidate_check(domain, descriptor, request.charging));
+    }
+
+    /// The view by which the request is decided.
+    pub(super) fn view<'l>(&self, limiter: &'l Limiter) -> ActiveView<'l> {
+        ActiveView { limiter, rules: Guard::from_inner(self.rules.clone()), reading: self.reading }
+    }
+
+    /// The checks of the request.
+    pub(super) fn checks(&self) -> Checks<'_> {
+        self.checks.iter().map(CounterCheck::to_check).collect()
+    }
+}
+
+impl ActiveView<'_> {
+    /// The plan of a request with these limits and checks.
+    // `inline(never)`: keeps the stack frame of the common path small.
+    #[inline(never)]
+    pub(super) fn plan(
+        &self,
+        request: &Request<'_>,
+        applied: &[AppliedLimit<'_>],
+        set: &CheckSet<'_>,
+        hold: Option<HoldRequest>,
+    ) -> Box<Plan> {
+        let check = |(check, index): (_, &usize)| CounterCheck::new(check, applied[*index].forward_policy());
+        Box::new(Plan {
+            rules: Arc::clone(&self.rules),
+            reading: self.reading,
+            request: request.to_owned(),
+            applied: applied.iter().map(PlannedLimit::new).collect(),
+            checks: set.checks.iter().zip(&set.descriptors).map(check).collect(),
+            descriptors: set.descriptors.clone(),
+            deciding: set.deciding,
+            refusal: answer::refusal(self.limiter.modes, applied, set.deciding()),
+            hold,
+        })
+    }
+}
+
+impl PlannedLimit {
+    fn new(applied: &AppliedLimit<'_>) -> Self {
+        let position = applied.matched().and_then(|matched| matched.position());
+        match (applied, position) {
+            (AppliedLimit::Override(sent, _), _) => Self::Override(*sent),
+            (AppliedLimit::Unlimited(_), Some(position)) => Self::Unlimited(position),
+            (AppliedLimit::Rule(..), Some(position)) => Self::Rule(position),
+            (AppliedLimit::Nothing | AppliedLimit::Unlimited(_) | AppliedLimit::Rule(..), _) => Self::Nothing,
         }
-        plan
     }
 
-    /// The index of the descriptor of the check at this index.
-    pub(super) fn descriptor(&self, check: usize) -> usize {
-        self.descriptors[check]
+    /// The limit by the rules in which it was found.
+    fn applied(self, rules: &KeyedRules) -> AppliedLimit<'_> {
+        // What decides is in the checks.
+        let applied = match self {
+            Self::Nothing => None,
+            Self::Unlimited(position) => rules.match_at(position).map(AppliedLimit::Unlimited),
+            Self::Rule(position) => rules.match_at(position).and_then(|matched| {
+                let limit = RequestLimit::new(Cow::Borrowed(matched.rule.limit()?), Charging::AsRules);
+                Some(AppliedLimit::Rule(matched, limit))
+            }),
+            Self::Override(sent) => Some(AppliedLimit::from_override(sent, Charging::AsRules)),
+        };
+        applied.unwrap_or(AppliedLimit::Nothing)
+    }
+}
+
+/// Counters elsewhere, and the caller for whom they are asked.
+#[derive(Clone, Copy)]
+pub(super) struct RemoteCaller<'r> {
+    pub(super) remote: &'r Remote,
+    pub(super) timeout: Option<Duration>,
+    pub(super) caller: &'r Caller,
+}
+
+impl RemoteCaller<'_> {
+    pub(super) async fn ask(
+        self,
+        hold: &HoldRequest,
+        checks: &Checks<'_>,
+        refusal: &Refusal,
+        unknown: UnknownId,
+    ) -> Result<CounterOutcomes, HoldError> {
+        let Self { remote, timeout, caller } = self;
+        Ok(match hold {
+            HoldRequest::Reserve(terms) | HoldRequest::ChargeOnce(terms) => {
+                remote.reserve(checks, terms, timeout, caller, refusal.clone()).await?.into()
+            }
+            HoldRequest::RefundOnce(terms) => {
+                remote.refund_once(refund_operations(checks, terms), timeout, caller).await?.into()
+            }
+            HoldRequest::Settle(id) => {
+                CounterOutcomes::from_settled(remote.settle(checks, id, unknown, timeout, caller).await?)
+            }
+        })
+    }
+}
+
+impl CounterOutcomes {
+    /// The decisions on a request that holds nothing.
+    pub(super) fn new(decided: RemoteDecisions) -> Self {
+        Self { decided, is_held: false, has_ended: false, settled: SmallVec::new() }
     }
 
-    /// The index of the descriptor of each check.
-    pub(super) fn each_descriptor(&self) -> impl Iterator<Item = usize> {
-        self.descriptors.iter().copied()
+    /// The outcomes of a settlement.
+    pub(super) fn from_settled(settled: SmallVec<[Settled; 2]>) -> Self {
+        Self { settled, ..Decisions::default().into() }
     }
+}
 
-    /// The index of the descriptor of each deciding check.
-    pub(super) fn deciding(&self) -> &[usize] {
-        &self.descriptors[..self.deciding]
+impl From<Decisions> for CounterOutcomes {
+    fn from(decisions: Decisions) -> Self {
+        Self::new(RemoteDecisions { decisions, degraded: SmallVec::new() })
     }
+}
 
-    /// The index of each descriptor that shares its counter with another one.
-    pub(super) fn with_shared_counters(&self) -> SmallVec<[usize; 2]> {
-        let keys = self.checks[..self.deciding].iter().map(|check| check.key);
-        let mut counters: SmallVec<[(Key, usize); 4]> = keys.zip(self.deciding().iter().copied()).collect();
-        counters.sort_unstable();
-        let of_one_counter = counters.chunk_by(|(one, _), (other, _)| one == other);
-        of_one_counter.filter(|same| same.len() > 1).flatten().map(|(_, index)| *index).collect()
-    }
-
-    /// The index of the descriptor of each check of a candidate.
-    pub(super) fn candidates(&self) -> &[usize] {
-        &self.descriptors[self.deciding..]
-    }
-
-    fn add(&mut self, descriptor: usize, check: Option<Check<'a>>) {
-        if let Some(check) = check {
-            self.checks.push(check);
-            self.descriptors.push(descriptor);
-        }
+impl From<Reserved> for CounterOutcomes {
+    fn from(Reserved { is_held, has_ended, decisions }: Reserved) -> Self {
+        Self { is_held, has_ended, ..decisions.into() }
     }
 }

@@ -11,8 +11,8 @@ use tollgate_rules::{KeyedRules, Match, OpenMatch};
 use tollgate_store::{Check, OnRefusal, SingleDecision};
 
 use crate::limiter::{
-    CheckError, Checked, Limiter, LimiterError, Status, answer::SingleAnswer, metrics::CheckOutcome,
-    plan::role_of,
+    CheckError, Checked, Limiter, LimiterError, Status, answer::SingleAnswer, check_set::role_of,
+    metrics::CheckOutcome,
 };
 
 /// A descriptor of which all but the last `OPEN` values are fixed. Its answers are those of [`Limiter::check`] with the

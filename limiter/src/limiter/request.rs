@@ -18,6 +18,27 @@ pub struct Request<'a> {
     pub(super) charging: Charging,
 }
 
+/// A request that does not borrow its message.
+#[derive(Debug)]
+pub(super) struct OwnedRequest {
+    domain: Box<str>,
+    // The key and the value of each entry of all descriptors, one after the other, and their lengths.
+    text: Box<[u8]>,
+    entries: SmallVec<[(usize, usize); 2]>,
+    descriptors: SmallVec<[OwnedDescriptor; 1]>,
+    timeout: Option<Duration>,
+    turn_timeout: Option<Duration>,
+    charging: Charging,
+}
+
+/// A descriptor of an [`OwnedRequest`], which has its entries.
+#[derive(Debug)]
+struct OwnedDescriptor {
+    entries: usize,
+    operation: Operation,
+    limit: Option<Override>,
+}
+
 /// What a refused request charges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Charging {
@@ -142,5 +163,57 @@ impl<'a> Request<'a> {
     /// Whether the request refunds hits: the owner may have reported the counter as exhausted to other replicas.
     pub(super) fn has_refund(&self) -> bool {
         self.descriptors.iter().any(|descriptor| matches!(descriptor.operation, Operation::Refund(_)))
+    }
+
+    /// A copy that does not borrow the message.
+    pub(super) fn to_owned(&self) -> OwnedRequest {
+        let entries = || self.descriptors.iter().flat_map(|descriptor| descriptor.entries);
+        let mut text = Vec::with_capacity(entries().map(|entry| entry.key.len() + entry.value.len()).sum());
+        entries().for_each(|entry| {
+            text.extend_from_slice(entry.key);
+            text.extend_from_slice(entry.value);
+        });
+        let descriptor = |descriptor: &Descriptor<'_>| {
+            let Descriptor { entries, operation, limit } = *descriptor;
+            OwnedDescriptor { entries: entries.len(), operation, limit }
+        };
+        OwnedRequest {
+            domain: self.domain.into(),
+            text: text.into(),
+            entries: entries().map(|entry| (entry.key.len(), entry.value.len())).collect(),
+            descriptors: self.descriptors.iter().map(descriptor).collect(),
+            timeout: self.timeout,
+            turn_timeout: self.turn_timeout,
+            charging: self.charging,
+        }
+    }
+}
+
+impl OwnedRequest {
+    /// The time that the caller waits.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    /// Passes the request to `take`.
+    pub(super) fn with<R>(&self, take: impl FnOnce(&Request<'_>) -> R) -> R {
+        let mut text = &*self.text;
+        let mut part = |length: usize| {
+            let (part, rest) = text.split_at(length);
+            text = rest;
+            part
+        };
+        let entry = |(key, value): &(usize, usize)| Entry { key: part(*key), value: part(*value) };
+        let entries: SmallVec<[Entry<'_>; 4]> = self.entries.iter().map(entry).collect();
+        let mut rest = &*entries;
+        let descriptors = self.descriptors.iter().map(|descriptor| {
+            let OwnedDescriptor { entries: number, operation, limit } = *descriptor;
+            let (entries, others) = rest.split_at(number);
+            rest = others;
+            Descriptor { entries, operation, limit }
+        });
+        let descriptors = descriptors.collect();
+        let Self { ref domain, timeout, turn_timeout, charging, .. } = *self;
+        take(&Request { domain, descriptors, timeout, turn_timeout, charging })
     }
 }

@@ -1,6 +1,5 @@
 //! Why a request is not decided, as a status of gRPC with details.
 
-use futures_util::FutureExt as _;
 use prost::Message as _;
 use tollgate_limiter::limiter::{HoldError, LimiterError, RequestError};
 use tollgate_wire::proto::google::rpc;
@@ -36,24 +35,13 @@ pub enum Error {
     Fault(#[from] RequestFault),
     /// A reservation is not made or ended.
     #[error(transparent)]
-    Hold(#[from] HoldError),
+    Hold(HoldError),
     /// Counters are not reset.
     #[error(transparent)]
     Reset(#[from] ResetError),
 }
 
 impl Error {
-    /// The counters are elsewhere, so that the request is decided by waiting for them.
-    pub(super) const ELSEWHERE: Self = Self::LimiterError(LimiterError::Remote);
-
-    /// The result of a call that is tried here, which waits for nothing; `None` if its counters are elsewhere.
-    #[inline]
-    pub(super) fn unless_elsewhere<T>(
-        call: impl Future<Output = Result<T, Self>>,
-    ) -> Option<Result<T, Self>> {
-        call.now_or_never().filter(|tried| !tried.as_ref().is_err_and(|error| error.is_elsewhere()))
-    }
-
     /// Whether the request itself is invalid, so that a retry is useless.
     pub fn is_caller_error(self) -> bool {
         match self.code() {
@@ -65,11 +53,6 @@ impl Error {
     /// Whether the request was not looked at, so that it has charged nothing.
     pub(super) fn has_charged_nothing(self) -> bool {
         matches!(self.reason().1, "NO_RULES" | "JOINING")
-    }
-
-    /// Whether it is [`Error::ELSEWHERE`].
-    pub(super) fn is_elsewhere(self) -> bool {
-        matches!(self, Self::LimiterError(LimiterError::Remote))
     }
 
     /// The reason, as errors name it.
@@ -86,6 +69,16 @@ impl Error {
     pub fn details(self) -> rpc::Status {
         let (code, reason) = self.reason();
         details(code, reason, self.to_string())
+    }
+}
+
+impl From<HoldError> for Error {
+    fn from(error: HoldError) -> Self {
+        match error {
+            HoldError::Limiter(error) => Self::LimiterError(error),
+            HoldError::Request(error) => Self::Request(error),
+            error => Self::Hold(error),
+        }
     }
 }
 

@@ -21,6 +21,14 @@ pub struct RlsRequest<'m> {
     descriptors: Descriptors<'m>,
 }
 
+/// Hits as they were sent.
+#[derive(Clone, Debug)]
+pub(super) struct SentHits {
+    pub(super) of_request: u32,
+    // Those of each descriptor.
+    pub(super) each: Vec<Option<u64>>,
+}
+
 /// Decodes a request within `bounds`, with the same result as `prost`.
 pub fn decode(message: &[u8], bounds: RequestBounds) -> Result<RlsRequest<'_>, RlsDecodeError> {
     let mut request = RlsRequest::default();
@@ -63,6 +71,12 @@ impl<'m> RlsRequest<'m> {
     /// The descriptors with their entries.
     pub(super) fn descriptor_views(&self) -> impl Iterator<Item = DescriptorView<'_, 'm>> {
         self.descriptors.views()
+    }
+
+    /// The hits.
+    pub(super) fn sent_hits(&self) -> SentHits {
+        let each = self.descriptor_views().map(|view| view.hits).collect();
+        SentHits { of_request: self.hits_addend, each }
     }
 
     /// The request in the form of the limiter. `timeout` is the time that the caller waits.

@@ -50,9 +50,9 @@ pub fn rls(bytes: &[u8]) {
         api: ApiKind::Envoy,
     };
     let decoded = RateLimitRequest::decode(message);
-    match api.batch().handle(call) {
+    match api.batch(&Caller::default()).handle(call) {
         Ok(Handled::Ready(reply)) => check_reply(&decoded.expect("a decided request is valid"), &reply),
-        Ok(Handled::Unfinished(_)) => unreachable!("there is no other replica"),
+        Ok(Handled::Waiting(_)) => unreachable!("there is no other replica"),
         Err(Error::Decode(RlsDecodeError::Malformed)) => assert!(decoded.is_err()),
         Err(Error::Decode(RlsDecodeError::TooLarge(_))) => {
             let bounds = ApiSettings::default().bounds();

@@ -8,28 +8,24 @@ use std::{
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Map;
 use tollgate_counter::descriptor::{Entry, escaped};
-use tollgate_limiter::limiter::{Answer, Descriptor, Status};
-use tollgate_wire::proto::envoy::r#type::v3::RateLimitUnit;
+use tollgate_limiter::limiter::{Answer, Descriptor, Override, Request, Status};
 
-use crate::api::{
-    descriptors::{DescriptorView, LimitOverride},
-    rls::decode::RlsRequest,
-};
+use crate::api::rls::decode::SentHits;
 
 /// The request, the metadata of rules whose descriptors passed, what each limit has decided, the rules that denied, and
 /// whether the decision was made without the owner.
-pub(super) fn metadata(request: &RlsRequest<'_>, asked: &[Descriptor<'_>], answer: &Answer<'_>) -> Struct {
+pub(super) fn metadata(sent: &SentHits, request: &Request<'_>, answer: &Answer<'_>) -> Struct {
     let mut fields = Struct::default();
     // What each limit has decided, with the most hits that can ever pass if the request has more.
-    let decided = answer.statuses.iter().zip(asked);
+    let decided = answer.statuses.iter().zip(request.descriptors());
     let decided: Vec<Decided<'_, '_>> =
         decided.map(|(status, descriptor)| (status, status.most_hits(descriptor))).collect();
-    let pairs = request.descriptor_views().zip(&answer.statuses);
-    let descriptors = pairs.map(|(view, status)| descriptor(view, status)).collect();
-    set(&mut fields, "domain", text(request.domain));
+    let each = request.descriptors().iter().zip(&sent.each).zip(&answer.statuses);
+    let descriptors = each.map(|((asked, hits), status)| descriptor(asked, *hits, status)).collect();
+    set(&mut fields, "domain", text(request.domain()));
     set(&mut fields, "descriptors", Kind::ListValue(ListValue { values: descriptors }));
-    if request.hits_addend != 0 {
-        set(&mut fields, "hitsAddend", Kind::NumberValue(request.hits_addend.into()));
+    if sent.of_request != 0 {
+        set(&mut fields, "hitsAddend", Kind::NumberValue(sent.of_request.into()));
     }
     if answer.statuses.iter().any(|status| status.degraded) {
         // Set on the reply in addition to its descriptors, because access logs cannot read lists.
@@ -155,10 +151,10 @@ fn millis(time: Duration) -> Kind {
 }
 
 /// Which rule denied, and why.
-fn denial(request: &RlsRequest<'_>, (status, most_hits): Decided<'_, '_>) -> Value {
+fn denial(request: &Request<'_>, (status, most_hits): Decided<'_, '_>) -> Value {
     let mut fields = Struct::default();
     set(&mut fields, "rule", text(status.name()));
-    set(&mut fields, "domain", text(request.domain));
+    set(&mut fields, "domain", text(request.domain()));
     let limit = status.limit.map_or(0, |limit| limit.requests_per_unit);
     let why = match most_hits {
         _ if limit == 0 => "banned",
@@ -175,7 +171,7 @@ fn denial(request: &RlsRequest<'_>, (status, most_hits): Decided<'_, '_>) -> Val
     value(Kind::StructValue(fields))
 }
 
-fn descriptor(descriptor: DescriptorView<'_, '_>, status: &Status<'_>) -> Value {
+fn descriptor(descriptor: &Descriptor<'_>, hits: Option<u64>, status: &Status<'_>) -> Value {
     let mut fields = Struct::default();
     let entries = descriptor.entries.iter();
     let entry = |entry: &Entry<'_>| text(&format!("{}={}", escaped(entry.key), escaped(entry.value)));
@@ -184,7 +180,7 @@ fn descriptor(descriptor: DescriptorView<'_, '_>, status: &Status<'_>) -> Value 
     if let Some(limit) = descriptor.limit {
         set(&mut fields, "limit", text(&limit_text(limit)));
     }
-    if let Some(hits) = descriptor.hits {
+    if let Some(hits) = hits {
         // Numbers are floating point: above 2^53 the nearest value is used.
         set(&mut fields, "hitsAddend", Kind::NumberValue(hits as f64));
     }
@@ -194,8 +190,8 @@ fn descriptor(descriptor: DescriptorView<'_, '_>, status: &Status<'_>) -> Value 
     value(Kind::StructValue(fields))
 }
 
-fn limit_text(limit: LimitOverride) -> String {
-    let unit = RateLimitUnit::try_from(limit.unit).map_or("WEEK", |unit| unit.as_str_name());
+fn limit_text(limit: Override) -> String {
+    let unit = format!("{:?}", limit.unit).to_uppercase();
     format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit)
 }
 
@@ -257,18 +253,14 @@ mod tests {
 
     use tollgate_counter::algorithm::Operation;
 
-    use tollgate_limiter::limiter::RequestBounds;
-
     use super::*;
-    use crate::api::rls::decode;
 
     #[test]
     fn only_decision_without_owner_is_marked_degraded() {
         let marked = |degraded: [bool; 2]| {
-            // Two descriptors without entries.
-            let request =
-                decode(&[0x12, 0, 0x12, 0], RequestBounds { requests: 1, descriptors: 2, entries: 1 })
-                    .unwrap();
+            let asked = Descriptor { entries: &[], operation: Operation::Peek, limit: None };
+            let request = Request::new("d", [asked; 2], None).unwrap();
+            let sent = SentHits { of_request: 0, each: vec![None; 2] };
             let statuses = degraded.map(|degraded| Status { degraded, ..Status::WITHOUT_LIMIT });
             let answer = Answer {
                 passes: true,
@@ -276,8 +268,7 @@ mod tests {
                 delay: Duration::ZERO,
                 statuses: statuses.into_iter().collect(),
             };
-            let asked = Descriptor { entries: &[], operation: Operation::Peek, limit: None };
-            let fields = metadata(&request, &[asked; 2], &answer).fields;
+            let fields = metadata(&sent, &request, &answer).fields;
             let flag = |map: &std::collections::BTreeMap<String, Value>| map.get("degraded").cloned();
             let Some(Kind::ListValue(list)) = fields["descriptors"].kind.clone() else { panic!("no list") };
             let each = list.values.into_iter().map(|each| match each.kind {

@@ -1,12 +1,14 @@
 //! Envoy's rate limit service: from the bytes of a request to the bytes of its reply.
 
-use tollgate_limiter::limiter::{ActiveView, Answer, DecidedElsewhere, Elsewhere, Retry};
+use tollgate_counter::resilience::Caller;
+use tollgate_limiter::limiter::{ActiveView, Answer, AnswerOrPlan, Plan, Request, Retry};
 use tollgate_wire::proto::envoy::config::core::v3::HeaderValue;
 
 use crate::api::{
     Api, Error,
     call::{Call, CallReply, ResetPrecision},
     denial_body::{Body, When},
+    handle::{Handled, WaitingRequest},
     span::CallSpan,
 };
 
@@ -19,55 +21,85 @@ mod metadata;
 
 pub use decode::{RlsRequest, decode};
 
+use decode::SentHits;
 use encode::encode;
 
+/// A request whose counters are elsewhere.
+#[derive(Debug)]
+pub(super) struct PlannedRequest {
+    plan: Box<Plan>,
+    format: ReplyFormat,
+}
+
+/// How a reply is written.
+#[derive(Debug)]
+struct ReplyFormat {
+    precision: ResetPrecision,
+    // What dynamic metadata repeat of the message.
+    sent: Option<Box<SentHits>>,
+}
+
 impl Api {
-    /// Decides a call whose counters are here, or answers one that is `decided`. If its counters are elsewhere, they
-    /// are `planned`, and the error is [`Error::ELSEWHERE`].
+    /// Decides a call, unless its counters are elsewhere.
     #[inline]
     pub(super) fn decide(
         &self,
         call: Call<'_>,
         view: &ActiveView<'_>,
-        decided: Option<DecidedElsewhere<'_>>,
         span: &mut CallSpan,
-        planned: &mut Option<Box<Elsewhere>>,
-    ) -> Result<CallReply, Error> {
+    ) -> Result<Handled<CallReply, WaitingRequest>, Error> {
         let mut decoded = RlsRequest::default();
         decoded.read(call.message, self.settings.bounds())?;
-        if decided.is_none() {
-            span.describe(decoded.domain, || decoded.descriptor_views().count());
+        span.describe(decoded.domain, || decoded.descriptor_views().count());
+        let request = decoded.limiter_request(call.timeout())?;
+        let sent = self.settings.dynamic_metadata.then(|| Box::new(decoded.sent_hits()));
+        let format = ReplyFormat { precision: call.precision, sent };
+        let decided = view.decide(&request);
+        match decided {
+            // Borrowed, because an answer is large to move.
+            Ok(AnswerOrPlan::Answer(ref answer)) => {
+                Ok(Handled::Ready(self.rls_reply(view, &request, answer, &format)))
+            }
+            Ok(AnswerOrPlan::Plan(plan)) => {
+                Ok(Handled::Waiting(WaitingRequest::Rls(PlannedRequest { plan, format })))
+            }
+            Err(error) => Err(error.into()),
         }
-        let timeout = decided.map_or_else(|| call.timeout(), |decided| decided.planned.timeout());
-        let request = decoded.limiter_request(timeout)?;
-        let decided = match decided {
-            None => view.decide_or_plan(&request, planned),
-            Some(decided) => view.answer(&request, decided),
-        };
-        // Borrowed, because an answer is large to move.
-        let answer = decided.as_ref().map_err(|error| *error)?;
-        self.observe(&request, view, answer);
+    }
+
+    /// The reply to an answered request.
+    #[inline]
+    fn rls_reply(
+        &self,
+        view: &ActiveView<'_>,
+        request: &Request<'_>,
+        answer: &Answer<'_>,
+        format: &ReplyFormat,
+    ) -> CallReply {
+        self.observe(request, view, answer);
         let modes = self.limiter.modes();
-        let retry = self.headers.retry(answer, modes, &request);
-        let mut headers = self.headers.of(view, &request, answer, modes, retry);
-        let never = answer.never_because(modes, &request);
+        let retry = self.headers.retry(answer, modes, request);
+        let mut headers = self.headers.of(view, request, answer, modes, retry);
+        let never = answer.never_because(modes, request);
         let when = When { retry_after: retry.and_then(Retry::after), never_because: never.as_deref() };
-        let body = self.denial_bodies.of(decoded.domain, view.rules(), answer, modes, when);
+        let body = self.denial_bodies.of(request.domain(), view.rules(), answer, modes, when);
         headers.extend(body.as_ref().map(content_type));
-        let metadata = self
-            .settings
-            .dynamic_metadata
-            .then(|| metadata::metadata(&decoded, request.descriptors(), answer));
+        let metadata = format.sent.as_ref().map(|sent| metadata::metadata(sent, request, answer));
         let body = body.as_ref().map_or(&[][..], |body| body.text.as_bytes());
-        let frame = encode(answer, &headers, body, metadata.as_ref(), call.precision);
-        Ok(CallReply { frame, passes: Some(answer.passes), delay: answer.delay })
+        let frame = encode(answer, &headers, body, metadata.as_ref(), format.precision);
+        CallReply { frame, passes: Some(answer.passes), delay: answer.delay }
     }
 }
 
-/// The reply to a request that passes, without headers and metadata.
-pub(super) fn reply_to_pass(answer: &Answer<'_>, precision: ResetPrecision) -> CallReply {
-    let frame = encode(answer, &[], &[], None, precision);
-    CallReply { frame, passes: Some(answer.passes), delay: answer.delay }
+impl PlannedRequest {
+    /// The reply, once the counters have answered.
+    pub(super) async fn reply(self, api: &Api, caller: &Caller) -> Result<CallReply, Error> {
+        let Self { plan, format } = self;
+        let outcomes = plan.outcomes(&api.limiter, caller).await?;
+        Ok(plan.answer(&api.limiter, &outcomes, |view, request, held| {
+            api.rls_reply(view, request, &held.answer, &format)
+        }))
+    }
 }
 
 /// The header that names the content type of a body.

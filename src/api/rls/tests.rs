@@ -174,7 +174,7 @@ proptest! {
         for request in requests {
             let message = request.encode_to_vec();
             let precision = api.precision();
-            if let Ok(Handled::Ready(reply)) = api.batch().handle(Call { method: Method::ShouldRateLimit, message: &message, metadata: None, precision, api: ApiKind::Envoy }) {
+            if let Ok(Handled::Ready(reply)) = api.batch(&Caller::default()).handle(Call { method: Method::ShouldRateLimit, message: &message, metadata: None, precision, api: ApiKind::Envoy }) {
                 let (prefix, message) = reply.frame.split_at(FRAME_PREFIX_BYTES);
                 prop_assert_eq!(prefix, [&[0][..], &(message.len() as u32).to_be_bytes()].concat());
                 let response = RateLimitResponse::decode(message).unwrap();
@@ -195,9 +195,9 @@ proptest! {
         for request in requests {
             let message = request.encode_to_vec();
             let call = Call { method: Method::ShouldRateLimit, message: &message, metadata: None, precision: ResetPrecision::Nanos, api: ApiKind::Envoy };
-            let in_batch = batched.batch().handle(call).map(|handled| match handled {
+            let in_batch = batched.batch(&Caller::default()).handle(call).map(|handled| match handled {
                 Handled::Ready(reply) => reply,
-                Handled::Unfinished(_) => panic!("all counters are local"),
+                Handled::Waiting(_) => panic!("all counters are local"),
             });
             let handled = runtime.block_on(alone.handle(call, &Caller::default()));
             let text = |error: Error| error.to_string();

@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use smallvec::SmallVec;
 use tollgate_counter::resilience::Caller;
-use tollgate_limiter::limiter::{self, ActiveView, Answer, TooLarge};
+use tollgate_limiter::limiter::{self, ActiveView, Answer, AnswerOrPlan, HoldRequest, Plan, TooLarge};
 use tollgate_wire::{proto::tollgate::v1::check_request::Mode, protobuf::FRAME_PREFIX_BYTES};
 
 use crate::api::{
     Api, Error,
     call::Verb,
     error::CallError,
+    handle::Handled,
     v1::{
         decode::{DecodedRequest, EncodedRequests},
         encode::{self, DecidedRequest},
@@ -20,29 +22,32 @@ use crate::api::{
 /// Room for an answer with one limit, in bytes.
 const ANSWER_BYTES: usize = 80;
 
-/// What is decided of a call whose other counters are elsewhere.
+/// A call of which some counters are elsewhere: its answers, in their order.
 #[derive(Debug)]
-pub(in crate::api) struct PartialDecision {
-    answers: EncodedAnswers,
-    missing: Vec<Missing>,
+pub(in crate::api) struct PlannedCheck(Vec<PartOfCheck>);
+
+/// Answers that follow each other.
+#[derive(Debug)]
+enum PartOfCheck {
+    Encoded(EncodedAnswers),
+    /// Those to requests that are decided as one, before their decision.
+    Planned(Box<Plan>, SmallVec<[AnsweredPart<Box<str>>; 1]>),
 }
 
-/// A request without an answer.
+/// A request of a call that is answered: its id, and the number of its descriptors.
 #[derive(Clone, Copy, Debug)]
-struct Missing {
-    /// The index of the request in the call.
-    request: usize,
-    /// Where the answer of the request belongs in the response.
-    at: usize,
+struct AnsweredPart<I> {
+    id: I,
+    descriptors: usize,
 }
 
-/// How the requests of a call are decided, and where: here, or after that elsewhere.
+/// How the requests of a call are decided.
 #[derive(Clone, Copy)]
 struct DecisionContext<'c> {
     verb: Verb,
     timeout: Option<Duration>,
     view: &'c ActiveView<'c>,
-    elsewhere: Option<&'c Caller>,
+    caller: &'c Caller,
 }
 
 /// Encoded answers.
@@ -52,14 +57,6 @@ struct EncodedAnswers {
     // Whether an answer has a verdict, or an error that is the caller's.
     any_final: bool,
     errors: Vec<Error>,
-}
-
-impl PartialDecision {
-    /// Nothing is decided of a call with this many requests.
-    fn undecided(requests: usize) -> Self {
-        let missing = |request| Missing { request, at: FRAME_PREFIX_BYTES };
-        Self { answers: EncodedAnswers::for_call(requests), missing: (0..requests).map(missing).collect() }
-    }
 }
 
 impl EncodedAnswers {
@@ -82,134 +79,146 @@ impl EncodedAnswers {
         encode::undecided(&mut self.frame, id, error);
     }
 
+    fn append(&mut self, later: Self) {
+        self.frame.extend(later.frame);
+        self.any_final |= later.any_final;
+        self.errors.extend(later.errors);
+    }
+
     /// The error of the call as a whole, if no request was decided and this is not the caller's fault. A caller repeats
     /// the call elsewhere if it has charged nothing, so an error of a request that may be charged comes first.
     fn failure(&self) -> Option<Error> {
         let charged = self.errors.iter().find(|error| !error.has_charged_nothing());
         charged.or(self.errors.first()).filter(|_| !self.any_final).copied()
     }
-
-    /// Inserts the answers to `missing` requests, which are in the order of the call.
-    fn insert(&mut self, missing: &[Missing], answers: Vec<Self>) {
-        let mut rest = self.frame.split_off(missing.first().map_or(self.frame.len(), |first| first.at));
-        let mut begin = self.frame.len();
-        for (Missing { at, .. }, answer) in missing.iter().zip(answers) {
-            let after = rest.split_off(at - begin);
-            self.frame.append(&mut rest);
-            (rest, begin) = (after, *at);
-            self.frame.extend(answer.frame);
-            self.any_final |= answer.any_final;
-            self.errors.extend(answer.errors);
-        }
-        self.frame.append(&mut rest);
-    }
 }
 
 impl Api {
-    /// Decides the requests of a call whose counters are here. If others remain, the error is [`Error::ELSEWHERE`], and
-    /// the call is continued `elsewhere` with the same `partial`.
+    /// Decides the requests of a call, unless counters are elsewhere.
     #[inline]
-    pub(in crate::api) async fn decide_v1(
+    pub(in crate::api) fn check(
         &self,
         verb: Verb,
         message: &[u8],
         timeout: Option<Duration>,
         view: &ActiveView<'_>,
-        elsewhere: Option<&Caller>,
-        partial: &mut Option<PartialDecision>,
-    ) -> Result<Vec<u8>, Error> {
+        caller: &Caller,
+    ) -> Result<Handled<Vec<u8>, PlannedCheck>, Error> {
         let requests = EncodedRequests::decode(verb, message, self.settings.bounds())?;
-        let context = DecisionContext { verb, timeout, view, elsewhere };
+        let context = DecisionContext { verb, timeout, view, caller };
         match requests.mode {
-            Mode::Each => self.decide_each(&requests.each, context, partial).await,
-            Mode::Together => self.decide_together(&requests.each, context).await,
+            Mode::Each => self.decide_each(&requests.each, context),
+            Mode::Together => self.decide_together(&requests.each, context),
         }
     }
 
-    /// Decides requests, each by itself: here one after the other, elsewhere all at once.
+    /// Decides requests, each by itself.
     #[inline]
-    async fn decide_each(
+    fn decide_each(
         &self,
         requests: &[&[u8]],
         context: DecisionContext<'_>,
-        partial: &mut Option<PartialDecision>,
-    ) -> Result<Vec<u8>, Error> {
-        if context.elsewhere.is_some() {
-            let PartialDecision { mut answers, missing } =
-                partial.take().unwrap_or_else(|| PartialDecision::undecided(requests.len()));
-            let each = missing.iter().map(async |missing| {
-                let mut answers = EncodedAnswers::default();
-                self.decide_request(requests[missing.request], context, &mut answers).await;
-                answers
-            });
-            answers.insert(&missing, join_all(each).await);
-            return self.whole(answers);
-        }
+    ) -> Result<Handled<Vec<u8>, PlannedCheck>, Error> {
         let mut answers = EncodedAnswers::for_call(requests.len());
-        let mut missing = Vec::new();
-        for (request, message) in requests.iter().enumerate() {
-            if !self.decide_request(message, context, &mut answers).await {
-                missing.push(Missing { request, at: answers.frame.len() });
+        let mut parts = Vec::new();
+        for message in requests {
+            if let Some(planned) = self.decide_request(message, context, &mut answers) {
+                parts.push(PartOfCheck::Encoded(std::mem::take(&mut answers)));
+                parts.push(planned);
             }
         }
-        if missing.is_empty() {
-            return self.whole(answers);
+        if parts.is_empty() {
+            return self.whole(answers).map(Handled::Ready);
         }
-        *partial = Some(PartialDecision { answers, missing });
-        Err(Error::ELSEWHERE)
+        parts.push(PartOfCheck::Encoded(answers));
+        Ok(Handled::Waiting(PlannedCheck(parts)))
     }
 
-    /// Decides one request. False if it has no answer, because its counters are elsewhere.
+    /// Decides one request, and encodes its answer unless its counters are elsewhere.
     #[inline]
-    async fn decide_request(
+    fn decide_request(
         &self,
         message: &[u8],
         context: DecisionContext<'_>,
         answers: &mut EncodedAnswers,
-    ) -> bool {
+    ) -> Option<PartOfCheck> {
         let mut request = DecodedRequest::default();
         if let Err(fault) = request.read(message, self.settings.bounds()) {
             answers.undecided("", fault.into());
-            return true;
+            return None;
         }
-        let asked = match request.limiter_request(context.verb, context.timeout) {
+        let DecisionContext { verb, timeout, view, .. } = context;
+        let asked = match request.limiter_request(verb, timeout) {
             Ok(asked) => asked,
             Err(fault) => {
                 answers.undecided(request.id, fault.into());
-                return true;
+                return None;
             }
         };
-        let DecisionContext { verb, view, elsewhere, .. } = context;
-        let decided = match (request.once(verb, self.settings.request_id_window), elsewhere) {
-            (Ok(None), _) => view.decide(&asked, elsewhere).await.map_err(Error::from),
-            // A reservation and its settlement, or a refund, which may wait.
-            (Ok(Some(_)), None) => Err(Error::ELSEWHERE),
-            (Ok(Some(terms)), Some(connection)) => match verb {
-                Verb::Refund => Box::pin(view.refund_once(&asked, &terms, connection)).await,
-                Verb::Check | Verb::Peek => Box::pin(view.charge_once(&asked, &terms, connection)).await,
+        let part = AnsweredPart { id: request.id, descriptors: asked.descriptors().len() };
+        match request.once(verb, self.settings.request_id_window) {
+            Ok(None) => {}
+            Ok(Some(hold)) => return self.decide_once(hold, part, &asked, context, answers),
+            Err(fault) => {
+                answers.undecided(request.id, fault.into());
+                return None;
             }
-            .map_err(Error::from),
-            (Err(fault), _) => Err(fault.into()),
-        };
-        match decided {
-            Ok(answer) => self.answer(answers, request.id, &asked, view, &answer),
-            Err(error) if elsewhere.is_none() && error.is_elsewhere() => return false,
-            Err(error) => answers.undecided(request.id, error),
         }
-        true
+        let decided = view.decide(&asked);
+        match decided {
+            // Borrowed, because an answer is large to move.
+            Ok(AnswerOrPlan::Answer(ref answer)) => self.answer(answers, &[part], &asked, view, answer),
+            Ok(AnswerOrPlan::Plan(plan)) => return Some(PartOfCheck::planned(plan, [part])),
+            Err(error) => answers.undecided(request.id, error.into()),
+        }
+        None
     }
 
-    /// Decides requests as one.
-    async fn decide_together(
+    /// Charges or refunds a request once for its id.
+    // `inline(never)`: keeps the stack frame of the common path small.
+    #[inline(never)]
+    fn decide_once(
+        &self,
+        hold: HoldRequest,
+        part: AnsweredPart<&str>,
+        asked: &limiter::Request<'_>,
+        DecisionContext { view, caller, .. }: DecisionContext<'_>,
+        answers: &mut EncodedAnswers,
+    ) -> Option<PartOfCheck> {
+        match view.hold(asked, hold, caller) {
+            Ok(AnswerOrPlan::Answer(held)) => self.answer(answers, &[part], asked, view, &held.answer),
+            Ok(AnswerOrPlan::Plan(plan)) => return Some(PartOfCheck::planned(plan, [part])),
+            Err(error) => answers.undecided(part.id, error.into()),
+        }
+        None
+    }
+
+    /// Decides requests as one: each has the verdict of all, and its own limits.
+    fn decide_together(
         &self,
         requests: &[&[u8]],
-        context: DecisionContext<'_>,
-    ) -> Result<Vec<u8>, Error> {
+        DecisionContext { verb, timeout, view, .. }: DecisionContext<'_>,
+    ) -> Result<Handled<Vec<u8>, PlannedCheck>, Error> {
         let group = RequestGroup::decode(requests, self.settings.bounds())?;
-        let parts = group.parts(context.verb, context.timeout)?;
-        let request = together(&parts)?;
-        let answer = context.view.decide(&request, context.elsewhere).await?;
-        Ok(self.answer_group(&group, &parts, &request, context.view, &answer))
+        let each = group.parts(verb, timeout)?;
+        let request = together(&each)?;
+        let ids = group.0.iter().map(|request| request.id);
+        let parts: Vec<AnsweredPart<&str>> = ids
+            .zip(&each)
+            .map(|(id, request)| AnsweredPart { id, descriptors: request.descriptors().len() })
+            .collect();
+        match view.decide(&request)? {
+            AnswerOrPlan::Answer(answer) => {
+                let mut answers = EncodedAnswers::for_call(parts.len());
+                self.answer(&mut answers, &parts, &request, view, &answer);
+                self.whole(answers).map(Handled::Ready)
+            }
+            AnswerOrPlan::Plan(plan) => {
+                let answers = EncodedAnswers::for_call(parts.len());
+                let planned = PartOfCheck::planned(plan, parts);
+                Ok(Handled::Waiting(PlannedCheck(vec![PartOfCheck::Encoded(answers), planned])))
+            }
+        }
     }
 
     /// The response. If no request was decided, and this is not the caller's fault, the call as a whole fails, so that
@@ -222,58 +231,74 @@ impl Api {
         Ok(answers.frame)
     }
 
+    /// Appends the answers to the parts of `request`.
     #[inline]
-    fn answer(
+    fn answer<I: AsRef<str>>(
         &self,
         answers: &mut EncodedAnswers,
-        id: &str,
+        parts: &[AnsweredPart<I>],
         request: &limiter::Request<'_>,
         view: &ActiveView<'_>,
         answer: &Answer<'_>,
     ) {
         self.observe(request, view, answer);
         let modes = self.limiter.modes();
-        answers.decided(&DecidedRequest {
-            id,
-            descriptors: request.descriptors(),
-            passes: answer.passes,
-            delay: answer.delay,
-            retry_after: answer.retry_after(modes, request),
-            never_because: answer.never_because(modes, request).as_deref(),
-            statuses: &answer.statuses,
-        });
-    }
-
-    /// The response to requests that were decided together: each has the verdict of all, and its own limits.
-    fn answer_group(
-        &self,
-        group: &RequestGroup<'_>,
-        parts: &[limiter::Request<'_>],
-        request: &limiter::Request<'_>,
-        view: &ActiveView<'_>,
-        answer: &Answer<'_>,
-    ) -> Vec<u8> {
-        self.observe(request, view, answer);
-        let mut answers = EncodedAnswers::for_call(parts.len());
-        let modes = self.limiter.modes();
         let retry_after = answer.retry_after(modes, request);
         let never = answer.never_because(modes, request);
-        let mut rest = &*answer.statuses;
-        for (request, part) in group.0.iter().zip(parts) {
-            let (statuses, others) = rest.split_at(part.descriptors().len());
-            rest = others;
-            let Answer { passes, delay, .. } = *answer;
+        let mut begin = 0;
+        for AnsweredPart { id, descriptors } in parts {
+            let range = begin..begin + descriptors;
+            begin = range.end;
             answers.decided(&DecidedRequest {
-                id: request.id,
-                descriptors: part.descriptors(),
-                passes,
-                delay,
+                id: id.as_ref(),
+                descriptors: &request.descriptors()[range.clone()],
+                passes: answer.passes,
+                delay: answer.delay,
                 retry_after,
                 never_because: never.as_deref(),
-                statuses,
+                statuses: &answer.statuses[range],
             });
         }
-        answers.frame
+    }
+}
+
+impl PartOfCheck {
+    fn planned<'i>(plan: Box<Plan>, parts: impl IntoIterator<Item = AnsweredPart<&'i str>>) -> Self {
+        let part =
+            |part: AnsweredPart<&str>| AnsweredPart { id: part.id.into(), descriptors: part.descriptors };
+        Self::Planned(plan, parts.into_iter().map(part).collect())
+    }
+}
+
+impl PlannedCheck {
+    /// The response, once the counters have answered.
+    pub(in crate::api) async fn reply(self, api: &Api, caller: &Caller) -> Result<Vec<u8>, Error> {
+        let outcomes = self.0.iter().filter_map(|part| match part {
+            PartOfCheck::Encoded(_) => None,
+            PartOfCheck::Planned(plan, _) => Some(plan.outcomes(&api.limiter, caller)),
+        });
+        let mut outcomes = join_all(outcomes).await.into_iter();
+        let mut answers = EncodedAnswers::default();
+        for part in self.0 {
+            let (plan, requests) = match part {
+                PartOfCheck::Encoded(part) => {
+                    answers.append(part);
+                    continue;
+                }
+                PartOfCheck::Planned(plan, requests) => (plan, requests),
+            };
+            match outcomes.next() {
+                Some(Ok(outcomes)) => plan.answer(&api.limiter, &outcomes, |view, request, held| {
+                    api.answer(&mut answers, &requests, request, view, &held.answer);
+                }),
+                Some(Err(error)) => {
+                    requests.iter().for_each(|part| answers.undecided(&part.id, error.into()));
+                }
+                // Each plan has outcomes.
+                None => {}
+            }
+        }
+        api.whole(answers)
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use prost::Message as _;
 use smallvec::SmallVec;
 use tollgate_counter::algorithm::Operation;
-use tollgate_limiter::limiter::{self, CallSize, RequestBounds, TooLarge};
+use tollgate_limiter::limiter::{self, CallSize, HoldRequest, RequestBounds, TooLarge};
 use tollgate_store::{HoldId, HoldTerms, OnExpiry};
 use tollgate_wire::{
     proto::tollgate::v1::check_request::Mode,
@@ -115,16 +115,16 @@ impl<'m> DecodedRequest<'m> {
 
     /// How it is charged or refunded once, with its id retained for at least `window`; `None` without an id.
     #[inline]
-    pub(super) fn once(&self, verb: Verb, window: Duration) -> Result<Option<HoldTerms>, RequestFault> {
+    pub(super) fn once(&self, verb: Verb, window: Duration) -> Result<Option<HoldRequest>, RequestFault> {
         if self.request_id.is_empty() {
             return Ok(None);
         }
-        let id = match verb {
-            Verb::Check => HoldId::for_request(self.request_id)?,
-            Verb::Refund => HoldId::for_refund(self.request_id)?,
+        let terms = |id| HoldTerms::new(id, window, OnExpiry::Charge);
+        Ok(Some(match verb {
+            Verb::Check => HoldRequest::ChargeOnce(terms(HoldId::for_request(self.request_id)?)?),
+            Verb::Refund => HoldRequest::RefundOnce(terms(HoldId::for_refund(self.request_id)?)?),
             Verb::Peek => return Err(RequestFault::MisplacedRequestId),
-        };
-        Ok(Some(HoldTerms::new(id, window, OnExpiry::Charge)?))
+        }))
     }
 
     /// Returns the request, or an error if it has an id for being charged once.

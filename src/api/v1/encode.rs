@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prost::Message as _;
-use tollgate_limiter::limiter::{Descriptor, SettledAnswer, Status};
+use tollgate_limiter::limiter::{Descriptor, HeldAnswer, Status};
 use tollgate_rules::Unit;
 use tollgate_store::{SettleOutcome, Settled};
 use tollgate_wire::{
@@ -80,8 +80,8 @@ fn limit_status(out: &mut Vec<u8>, index: u64, status: &Status<'_>, descriptor: 
 }
 
 /// Appends the answer to a reservation that has ended.
-pub(super) fn settled(out: &mut Vec<u8>, answer: &SettledAnswer<'_>) {
-    let each = || answer.settled.iter().enumerate().filter_map(|(index, settled)| Some((index, (*settled)?)));
+pub(super) fn settled(out: &mut Vec<u8>, HeldAnswer { answer, settled, .. }: &HeldAnswer<'_>) {
+    let each = || settled.iter().enumerate().filter_map(|(index, settled)| Some((index, (*settled)?)));
     for (index, settled) in each() {
         settled_limit(out, index as u64, &answer.statuses[index], &settled);
     }

@@ -17,7 +17,8 @@ use crate::api::{
     call::{ApiKind, Call, CallReply, HoldVerb, Method, ResetPrecision, SingleMethod, Verb},
     error::CallError,
     fuzz::api,
-    v1::stream::{AnsweredQuestion, CREDITS},
+    handle::Handled,
+    v1::stream::CREDITS,
 };
 
 /// An encoded call, with each method that takes it, and as the question of a stream: each of its requests has an
@@ -41,22 +42,14 @@ pub fn v1(message: &[u8]) {
     let question = Question { number: 7, check: decoded.ok(), timeout: None }.encode_to_vec();
     for question in [&question, message] {
         let api = api();
-        let answered = match api.answer_question(question, None) {
-            Ok(AnsweredQuestion::Unfinished(unfinished)) => {
-                let connection = Caller::default();
-                at_once(api.finish_question(question, None, unfinished, &connection))
-                    .map(AnsweredQuestion::Ready)
-            }
-            answered => answered,
-        };
-        match answered {
-            Ok(AnsweredQuestion::Ready(frame)) => {
+        match api.answer_question(question, None, &Caller::default()) {
+            Ok(Handled::Ready(frame)) => {
                 let answer =
                     QuestionAnswer::decode(&frame[FRAME_PREFIX_BYTES..]).expect("an answer is valid");
                 assert!(answer.credits == 1 && answer.credits as usize <= CREDITS);
                 assert_eq!(answer.encode_to_vec().len(), frame.len() - FRAME_PREFIX_BYTES);
             }
-            Ok(AnsweredQuestion::Unfinished(_)) => unreachable!("there is no other replica"),
+            Ok(Handled::Waiting(_)) => unreachable!("there is no other replica"),
             Err(error) => assert!(error.is_caller_error() && Question::decode(question).is_err(), "{error}"),
         }
     }

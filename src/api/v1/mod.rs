@@ -1,7 +1,7 @@
 //! Our own API, `tollgate.v1`: from the bytes of a call to the bytes of its reply.
 //!
 //! Requests of a call that are decided each by itself are decoded, decided and encoded one after the other. Those with
-//! counters elsewhere follow together, once all others are decided.
+//! counters elsewhere are planned, and their counters are asked together.
 
 mod decide;
 mod decode;
@@ -13,29 +13,6 @@ mod reset;
 mod reset_access;
 pub mod stream;
 
-use tollgate_counter::resilience::Caller;
-use tollgate_limiter::limiter::ActiveView;
-
-pub(super) use decide::PartialDecision;
+pub(super) use decide::PlannedCheck;
+pub(super) use reservations::PlannedHold;
 pub(super) use reset_access::ResetAccess;
-
-use crate::api::{
-    Api, Error,
-    call::{Call, CallReply, SingleMethod},
-};
-
-impl Api {
-    /// Answers a call of a method with one request.
-    pub(super) async fn single_v1(
-        &self,
-        method: SingleMethod,
-        call: Call<'_>,
-        view: &ActiveView<'_>,
-        connection: &Caller,
-    ) -> Result<CallReply, Error> {
-        match method {
-            SingleMethod::Hold(verb) => self.hold(verb, call, view, connection).await,
-            SingleMethod::Reset => self.reset(call, view).await,
-        }
-    }
-}

@@ -3,7 +3,9 @@
 use std::{borrow::Cow, time::Duration};
 
 use tollgate_counter::{algorithm::Operation, resilience::Caller};
-use tollgate_limiter::limiter::{self, ActiveView, HeldAnswer, RequestBounds, SettledAnswer};
+use tollgate_limiter::limiter::{
+    self, ActiveView, AnswerOrPlan, HeldAnswer, HoldRequest, Plan, RequestBounds,
+};
 use tollgate_store::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry};
 use tollgate_wire::{
     proto::tollgate::v1::reserve_request,
@@ -14,6 +16,7 @@ use crate::api::{
     Api, Error,
     call::{Call, CallReply, HoldVerb},
     error::CallError,
+    handle::{Handled, WaitingRequest},
     v1::{
         decode::{DomainDescriptors, duration},
         encode::{self, DecidedRequest},
@@ -28,7 +31,15 @@ struct HoldCall<'m> {
     named: DomainDescriptors<'m>,
     hits: DescriptorHits,
     id: Cow<'m, str>,
-    purpose: Purpose,
+    hold: HoldRequest,
+}
+
+/// A call whose counters are elsewhere.
+#[derive(Debug)]
+pub(in crate::api) struct PlannedHold {
+    verb: HoldVerb,
+    id: Box<str>,
+    plan: Box<Plan>,
 }
 
 /// The hits of each descriptor.
@@ -38,12 +49,6 @@ enum DescriptorHits {
     OwnOr(u64),
     /// None, whatever the descriptor says.
     None,
-}
-
-/// What the call does with the reservation.
-enum Purpose {
-    Make(HoldTerms),
-    End(HoldId),
 }
 
 impl<'m> HoldCall<'m> {
@@ -83,7 +88,7 @@ impl<'m> HoldCall<'m> {
         let hold_id = HoldId::new(id.as_bytes()).map_err(CallError::from)?;
         let terms = HoldTerms::new(hold_id, ttl, on_expiry).map_err(limiter::HoldError::from)?;
         let terms = terms.with_descriptors(each);
-        Ok(Self { named, hits: DescriptorHits::OwnOr(amount.max(1)), id, purpose: Purpose::Make(terms) })
+        Ok(Self { named, hits: DescriptorHits::OwnOr(amount.max(1)), id, hold: HoldRequest::Reserve(terms) })
     }
 
     fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, CallError> {
@@ -104,8 +109,8 @@ impl<'m> HoldCall<'m> {
             return Err(CallError::NoId);
         }
         let hits = if has_actual { DescriptorHits::OwnOr(actual) } else { DescriptorHits::None };
-        let purpose = Purpose::End(HoldId::new(id.as_bytes())?);
-        Ok(Self { named, hits, id: Cow::Borrowed(id), purpose })
+        let hold = HoldRequest::Settle(HoldId::new(id.as_bytes())?);
+        Ok(Self { named, hits, id: Cow::Borrowed(id), hold })
     }
 
     /// The request in the form of the limiter, of a caller that waits for `timeout`.
@@ -123,54 +128,76 @@ impl<'m> HoldCall<'m> {
 }
 
 impl Api {
-    /// Makes or ends a reservation, of a call received over `connection`.
-    pub(super) async fn hold(
+    /// Makes or ends a reservation, unless its counters are elsewhere.
+    // `inline(never)`: keeps the stack frame of other calls small.
+    #[inline(never)]
+    pub(in crate::api) fn hold(
         &self,
         verb: HoldVerb,
         call: Call<'_>,
         view: &ActiveView<'_>,
-        connection: &Caller,
-    ) -> Result<CallReply, Error> {
-        let hold = HoldCall::decode(verb, call.message, self.settings.bounds())?;
-        let request = hold.limiter_request(call.timeout())?;
-        match &hold.purpose {
-            Purpose::Make(terms) => {
-                let held = view.reserve(&request, terms, connection).await?;
-                Ok(self.held(&hold.id, &request, view, &held))
+        caller: &Caller,
+    ) -> Result<Handled<CallReply, WaitingRequest>, Error> {
+        let decoded = HoldCall::decode(verb, call.message, self.settings.bounds())?;
+        let request = decoded.limiter_request(call.timeout())?;
+        let HoldCall { id, hold, .. } = &decoded;
+        Ok(match view.hold(&request, hold.clone(), caller)? {
+            AnswerOrPlan::Answer(held) => Handled::Ready(self.hold_reply(verb, id, &request, view, &held)),
+            AnswerOrPlan::Plan(plan) => {
+                let id = id.as_ref().into();
+                Handled::Waiting(WaitingRequest::Hold(PlannedHold { verb, id, plan }))
             }
-            Purpose::End(id) => Ok(settled(&view.settle(&request, id, connection).await?)),
-        }
+        })
     }
 
-    fn held(
+    fn hold_reply(
         &self,
+        verb: HoldVerb,
         id: &str,
         request: &limiter::Request<'_>,
         view: &ActiveView<'_>,
-        HeldAnswer { answer, is_held, has_ended }: &HeldAnswer<'_>,
+        held: &HeldAnswer<'_>,
     ) -> CallReply {
-        self.observe(request, view, answer);
-        let mut frame = frame();
-        let modes = self.limiter.modes();
-        let never = answer.never_because(modes, request);
-        let passes = answer.passes;
-        let delay = answer.delay;
-        let statuses = &answer.statuses;
-        let decided = DecidedRequest {
-            id: "",
-            descriptors: request.descriptors(),
-            passes,
-            delay,
-            retry_after: answer.retry_after(modes, request),
-            never_because: never.as_deref(),
-            statuses,
-        };
-        encode::decided(&mut frame, &decided);
-        if *is_held {
-            text_field(&mut frame, 2, id);
-            number(&mut frame, 3, u64::from(*has_ended));
+        let mut frame = vec![0; FRAME_PREFIX_BYTES];
+        frame.reserve(RESPONSE_BYTES);
+        match verb {
+            HoldVerb::Reserve => {
+                let HeldAnswer { answer, is_held, has_ended, .. } = held;
+                self.observe(request, view, answer);
+                let modes = self.limiter.modes();
+                let never = answer.never_because(modes, request);
+                let decided = DecidedRequest {
+                    id: "",
+                    descriptors: request.descriptors(),
+                    passes: answer.passes,
+                    delay: answer.delay,
+                    retry_after: answer.retry_after(modes, request),
+                    never_because: never.as_deref(),
+                    statuses: &answer.statuses,
+                };
+                encode::decided(&mut frame, &decided);
+                if *is_held {
+                    text_field(&mut frame, 2, id);
+                    number(&mut frame, 3, u64::from(*has_ended));
+                }
+                CallReply { passes: Some(answer.passes), ..CallReply::from_frame(frame) }
+            }
+            HoldVerb::Settle | HoldVerb::Cancel => {
+                encode::settled(&mut frame, held);
+                CallReply::from_frame(frame)
+            }
         }
-        CallReply { passes: Some(passes), ..CallReply::from_frame(frame) }
+    }
+}
+
+impl PlannedHold {
+    /// The reply, once the counters have answered.
+    pub(in crate::api) async fn reply(self, api: &Api, caller: &Caller) -> Result<CallReply, Error> {
+        let Self { verb, id, plan } = self;
+        let outcomes = plan.outcomes(&api.limiter, caller).await?;
+        Ok(plan.answer(&api.limiter, &outcomes, |view, request, held| {
+            api.hold_reply(verb, &id, request, view, held)
+        }))
     }
 }
 
@@ -181,17 +208,4 @@ fn on_expiry_of(number: i32) -> Result<OnExpiry, CallError> {
         Ok(reserve_request::OnExpiry::Charge) => Ok(OnExpiry::Charge),
         Err(_) => Err(CallError::OnExpiry(number)),
     }
-}
-
-fn settled(answer: &SettledAnswer<'_>) -> CallReply {
-    let mut frame = frame();
-    encode::settled(&mut frame, answer);
-    CallReply::from_frame(frame)
-}
-
-/// Room for the prefix of a frame, and for a response after it.
-fn frame() -> Vec<u8> {
-    let mut frame = Vec::with_capacity(FRAME_PREFIX_BYTES + RESPONSE_BYTES);
-    frame.resize(FRAME_PREFIX_BYTES, 0);
-    frame
 }

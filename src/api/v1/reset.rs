@@ -2,34 +2,36 @@
 
 use std::borrow::Cow;
 
+use axum::http::HeaderMap;
 use tollgate_counter::{
     algorithm::Operation,
     descriptor::{self, Entry},
 };
-use tollgate_limiter::limiter::ActiveView;
 use tollgate_telemetry::logs::UNLIMITED;
 use tollgate_wire::protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field};
 use tracing::info;
 
 use crate::api::{
     Api, Error,
-    call::{Call, CallReply},
+    call::CallReply,
     error::{AccessError, ResetError},
     v1::decode::DomainDescriptors,
 };
 
 impl Api {
-    /// Whether a call shows the admin token. It is asked before the rules of the call are taken, because it may wait.
-    pub(in crate::api) async fn may_reset(&self, call: Call<'_>) -> Result<(), Error> {
+    /// Resets counters, if the metadata have the admin token. If a descriptor has no counter, nothing is reset.
+    pub(in crate::api) async fn reset(
+        &self,
+        message: &[u8],
+        metadata: Option<&HeaderMap>,
+    ) -> Result<CallReply, Error> {
         let access = self.reset_access.as_ref().ok_or(AccessError::NoToken).map_err(ResetError::from)?;
-        Ok(access.check(call.metadata).await.map_err(ResetError::from)?)
-    }
-
-    /// Resets counters, once [`Api::may_reset`] allows it. If a descriptor has none, nothing is reset.
-    pub(super) async fn reset(&self, call: Call<'_>, view: &ActiveView<'_>) -> Result<CallReply, Error> {
+        access.check(metadata).await.map_err(ResetError::from)?;
+        // After the token, which may wait for a file.
+        let view = self.limiter.view();
         let bounds = self.settings.bounds();
         let DomainDescriptors { domain, descriptors } =
-            DomainDescriptors::decode(call.message, bounds, |_unknown, _| Ok(()))?;
+            DomainDescriptors::decode(message, bounds, |_unknown, _| Ok(()))?;
         if let Some(index) = descriptors.views().position(|view| view.limit.is_some() || view.hits.is_some())
         {
             return Err(ResetError::LimitOrHits(index).into());

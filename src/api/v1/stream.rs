@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prost::Message as _;
-use tollgate_counter::resilience::Caller;
+use tollgate_counter::{resilience::Caller, time::ClockReading};
 use tollgate_wire::protobuf::{
     FRAME_PREFIX_BYTES, FieldValue, MalformedMessage, MessageFields, begin, frame_prefix, number,
 };
@@ -12,7 +12,8 @@ use crate::api::{
     Api, ApiKind, Error,
     call::Verb,
     error::CallError,
-    v1::{PartialDecision, decode::duration},
+    handle::Handled,
+    v1::{PlannedCheck, decode::duration},
 };
 
 /// The questions of a stream that may be unanswered at a time.
@@ -21,18 +22,13 @@ pub const CREDITS: usize = 64;
 /// Room for the number and the credits of an answer, in bytes.
 const ANSWER_HEAD_BYTES: usize = 24;
 
-/// Result of [`Api::answer_question`].
-#[derive(Debug)]
-pub enum AnsweredQuestion {
-    /// A gRPC frame with the answer.
-    Ready(Vec<u8>),
-    /// The question must wait: use [`Api::finish_question`].
-    Unfinished(UnfinishedAnswer),
-}
-
 /// A question that waits for another replica or for the shared store.
 #[derive(Debug)]
-pub struct UnfinishedAnswer(Option<PartialDecision>);
+pub struct WaitingQuestion {
+    number: u64,
+    begun: ClockReading,
+    check: PlannedCheck,
+}
 
 /// A decoded question.
 struct StreamQuestion<'m> {
@@ -91,56 +87,33 @@ fn framed(mut frame: Vec<u8>) -> Vec<u8> {
 }
 
 impl Api {
-    /// Answers a question if its counters are local. `rest` is the time that is left to the stream. An error ends the
-    /// stream, because its question has no number.
-    pub fn answer_question(&self, message: &[u8], rest: Option<Duration>) -> Result<AnsweredQuestion, Error> {
-        let mut partial = None;
-        if self.limiter.has_no_counters() {
-            return Ok(AnsweredQuestion::Unfinished(UnfinishedAnswer(partial)));
-        }
-        match Error::unless_elsewhere(self.question(message, rest, None, &mut partial)) {
-            Some(answer) => answer.map(AnsweredQuestion::Ready),
-            None => Ok(AnsweredQuestion::Unfinished(UnfinishedAnswer(partial))),
-        }
-    }
-
-    /// Continues [`AnsweredQuestion::Unfinished`].
-    pub async fn finish_question(
+    /// Answers a question, unless its counters are elsewhere: with a gRPC frame. `rest` is the time that is left to the
+    /// stream. An error ends the stream, because its question has no number.
+    pub fn answer_question(
         &self,
         message: &[u8],
         rest: Option<Duration>,
-        UnfinishedAnswer(mut partial): UnfinishedAnswer,
-        connection: &Caller,
-    ) -> Result<Vec<u8>, Error> {
-        self.question(message, rest, Some(connection), &mut partial).await
-    }
-
-    async fn question(
-        &self,
-        message: &[u8],
-        rest: Option<Duration>,
-        elsewhere: Option<&Caller>,
-        partial: &mut Option<PartialDecision>,
-    ) -> Result<Vec<u8>, Error> {
+        caller: &Caller,
+    ) -> Result<Handled<Vec<u8>, WaitingQuestion>, Error> {
         let question =
             StreamQuestion::decode(message).map_err(|error| self.counted(CallError::from(error).into()))?;
+        let number = question.number;
         let view = self.limiter.view();
-        let decided = match question.timeout(rest) {
-            Ok(timeout) => {
-                self.decide_v1(Verb::Check, question.check, timeout, &view, elsewhere, partial).await
+        let timeout = question.timeout(rest).map_err(Error::from);
+        let checked =
+            timeout.and_then(|timeout| self.check(Verb::Check, question.check, timeout, &view, caller));
+        let decided = match checked {
+            Ok(Handled::Waiting(check)) => {
+                return Ok(Handled::Waiting(WaitingQuestion { number, begun: view.reading(), check }));
             }
-            Err(error) => Err(error.into()),
+            Ok(Handled::Ready(frame)) => Ok(frame),
+            Err(error) => Err(error),
         };
-        if let Err(error) = decided
-            && error.is_elsewhere()
-        {
-            return Err(error);
-        }
-        self.metrics.answered(ApiKind::TollgateV1, view.age());
-        Ok(self.answer_of(question.number, decided))
+        Ok(Handled::Ready(self.answer_of(number, view.age(), decided)))
     }
 
-    fn answer_of(&self, question: u64, decided: Result<Vec<u8>, Error>) -> Vec<u8> {
+    fn answer_of(&self, question: u64, took: Duration, decided: Result<Vec<u8>, Error>) -> Vec<u8> {
+        self.metrics.answered(ApiKind::TollgateV1, took);
         match decided {
             Ok(frame) => answer(question, 2, &frame[FRAME_PREFIX_BYTES..]),
             Err(error) => answer(question, 3, &self.counted(error).details().encode_to_vec()),
@@ -150,5 +123,14 @@ impl Api {
     fn counted(&self, error: Error) -> Error {
         self.metrics.unanswered(error);
         error
+    }
+}
+
+impl WaitingQuestion {
+    /// The gRPC frame with the answer, once the counters have answered.
+    pub async fn reply(self, api: &Api, caller: &Caller) -> Vec<u8> {
+        let Self { number, begun, check } = self;
+        let decided = check.reply(api, caller).await;
+        api.answer_of(number, api.limiter.since(&begun), decided)
     }
 }

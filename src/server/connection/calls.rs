@@ -14,7 +14,7 @@ use tollgate_quota::QuotaStream;
 use tonic::{Code, Status};
 
 use crate::{
-    api::{ApiKind, Call, CallReply, Handled, Method, ReadBatch, UnfinishedCall, call::CHECK_STREAM_PATH},
+    api::{ApiKind, Call, CallReply, Handled, Method, ReadBatch, WaitingCall, call::CHECK_STREAM_PATH},
     server::{
         message::{self, MessageError},
         reply_bytes::{ReplyPart, Unsent},
@@ -58,8 +58,8 @@ pub(super) struct AcceptedCall {
 enum Rest {
     /// Read the rest of it, after what was read.
     Read(Method, Option<Bytes>),
-    /// Continue the decision elsewhere.
-    Finish(Method, Bytes, UnfinishedCall),
+    /// Wait for the decision elsewhere, of a message with so many bytes.
+    Wait(Method, usize, WaitingCall),
     /// Send its reply after the delay.
     Delay(CallReply),
     /// Serve it as a stream of questions.
@@ -133,7 +133,7 @@ impl AcceptedCall {
                 None
             }
             Ok(Handled::Ready(ready)) => Some(Rest::Delay(ready)),
-            Ok(Handled::Unfinished(unfinished)) => Some(Rest::Finish(method, framed.clone(), unfinished)),
+            Ok(Handled::Waiting(waiting)) => Some(Rest::Wait(method, framed.len(), waiting)),
             Err(error) => {
                 log_error(send_error(service, method.path(), respond, Some(error.into())));
                 None
@@ -188,16 +188,21 @@ impl ConnectionCalls<'_> {
     fn proceed(&self, AcceptedCall { request, respond, .. }: AcceptedCall, rest: Rest) {
         match rest {
             Rest::Read(method, first) => self.read_and_decide(method, request, first, respond),
-            Rest::Finish(method, framed, unfinished) => {
+            Rest::Wait(method, bytes, waiting) => {
                 let service = self.service.clone();
                 let unsent = self.unsent.clone();
-                let held = self.requests.hold(framed.len());
-                // Most calls that wait need no metadata any more.
-                let headers = unfinished.needs_metadata().then(|| Box::new(request.into_parts().0.headers));
+                let held = self.requests.hold(bytes);
+                // The head of the request is as large as the plan.
+                drop(request);
                 self.pending.push(async move {
-                    let decided = finish(&service, method, headers.as_deref(), &framed, unfinished).await;
+                    let decided = match service.api() {
+                        Some((api, caller)) => {
+                            waiting.reply(api, caller).await.map_err(|error| Some(error.into()))
+                        }
+                        None => Err(None),
+                    };
                     // The reply may wait for much longer.
-                    drop((framed, headers, held));
+                    drop(held);
                     send_decided(&service, method, decided, respond, &unsent).await
                 });
             }
@@ -357,19 +362,4 @@ async fn decide(service: &Services, method: Method, headers: &HeaderMap, framed:
     let precision = api.precision();
     let call = Call { method, message, metadata, precision, api: ApiKind::over_grpc(method) };
     api.handle(call, connection).await.map_err(|error| Some(error.into()))
-}
-
-/// Decides the rest of a call that was found to need another replica.
-async fn finish(
-    service: &Services,
-    method: Method,
-    metadata: Option<&HeaderMap>,
-    framed: &[u8],
-    unfinished: UnfinishedCall,
-) -> Decided {
-    let Some((api, connection)) = service.api() else { return Err(None) };
-    let message = message::unframe(framed).map_err(|error| CallFailure::from_message_error(&error))?;
-    let call =
-        Call { method, message, metadata, precision: api.precision(), api: ApiKind::over_grpc(method) };
-    api.finish(call, connection, unfinished).await.map_err(|error| Some(error.into()))
 }

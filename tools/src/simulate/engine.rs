@@ -15,7 +15,7 @@ use tollgate_counter::{
     metrics::{TopKey, TopKeys},
     time::{Clock, Timestamp},
 };
-use tollgate_limiter::limiter::{Descriptor, Limiter, LimiterMetrics, Request};
+use tollgate_limiter::limiter::{AnswerOrPlan, Descriptor, Limiter, LimiterMetrics, Request};
 use tollgate_rules::{ActiveRules, Allowance, Rule, Rules};
 use tollgate_store::{Memory, OnFull};
 
@@ -136,7 +136,8 @@ impl Side {
         });
         let request = Request::new(event.domain(), descriptors, None).map_err(|error| error.to_string())?;
         let view = self.limiter.view();
-        let answer = view.decide_here(&request).map_err(|error| error.to_string())?;
+        let answer =
+            view.decide(&request).and_then(AnswerOrPlan::answer).map_err(|error| error.to_string())?;
         self.totals.add(now, answer.passes);
         self.last.passes = answer.passes;
         self.last.retry_after = answer.retry_after(self.limiter.modes(), &request);

@@ -2,13 +2,14 @@ use std::{sync::Arc, time::Duration};
 
 use super::*;
 use tollgate_counter::{
+    algorithm::Operation,
     descriptor::Entry,
     time::{Clock, SECOND, Timestamp},
 };
 use tollgate_rules::{ActiveRules, Rules};
-use tollgate_store::{Memory, OnExpiry, OnFull};
+use tollgate_store::{HoldId, Memory, OnExpiry, OnFull};
 
-use crate::limiter::{Descriptor, Limiter, embedded::at_once};
+use crate::limiter::{Descriptor, Limiter};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const RULES: &str = "\
@@ -34,15 +35,16 @@ fn reserve(limiter: &Limiter, each: &[(&str, u64)]) -> Result<bool, HoldError> {
     });
     let request = Request::new("d", descriptors, None).unwrap();
     let terms = HoldTerms::new(HoldId::random(), Duration::from_secs(60), OnExpiry::Release).unwrap();
-    let (view, connection) = (limiter.view(), Caller::default());
-    at_once(view.reserve(&request, &terms, &connection)).map(|answer| answer.is_held)
+    let view = limiter.view();
+    let held = view.hold(&request, HoldRequest::Reserve(terms), &Caller::default())?;
+    Ok(held.answer()?.is_held)
 }
 
 fn left(limiter: &Limiter, key: &str) -> u64 {
     let entries = [Entry::new(key, "a")];
     let descriptor = Descriptor { entries: &entries, operation: Operation::Peek, limit: None };
     let request = Request::new("d", [descriptor], None).unwrap();
-    limiter.view().decide_here(&request).unwrap().statuses[0].remaining
+    limiter.view().decide(&request).unwrap().answer().unwrap().statuses[0].remaining
 }
 
 #[test]
@@ -61,8 +63,9 @@ fn peek_and_refund_are_no_reservations() {
     for operation in [Operation::Peek, Operation::Refund(1)] {
         let request =
             Request::new("d", [Descriptor { entries: &entries, operation, limit: None }], None).unwrap();
-        let (view, connection) = (limiter.view(), Caller::default());
-        let error = at_once(view.settle(&request, &HoldId::random(), &connection)).unwrap_err();
+        let view = limiter.view();
+        let settle = HoldRequest::Settle(HoldId::random());
+        let error = view.hold(&request, settle, &Caller::default()).unwrap_err();
         assert_eq!(error, HoldError::NotCharge { descriptor: 0 });
     }
 }

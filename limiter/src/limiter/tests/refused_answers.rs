@@ -1,11 +1,9 @@
 //! Refused answers say the same whatever the call was: alone, together with others, once by its id, or a reservation.
 
 use super::*;
-use tollgate_counter::algorithm::Admission;
+use tollgate_counter::algorithm::{Admission, Limit};
 use tollgate_rules::Rule;
 use tollgate_store::{HoldId, HoldTerms, OnExpiry};
-
-use crate::limiter::embedded::at_once;
 
 /// Calls that charge nothing if they are refused. A limit with a penalty counts the refusal of the last one.
 const TRACELESS: [Door; 3] = [Door::Reserve, Door::Once, Door::Together];
@@ -51,76 +49,93 @@ fn rules() -> String {
     format!("domain: d\non_denied: charge_none\ndescriptors:\n{each}")
 }
 
+/// What an answer says.
+struct Said {
+    passes: bool,
+    numbers: Vec<(bool, u64, Option<Duration>, Option<Duration>)>,
+    limit: Option<Limit>,
+    retry_after: Option<Duration>,
+}
+
+impl Said {
+    fn new(view: &ActiveView<'_>, request: &Request<'_>, answer: &Answer<'_>) -> Self {
+        let numbers =
+            |status: &Status<'_>| (status.passes, status.remaining, status.reset_after, status.retry_after);
+        Self {
+            passes: answer.passes,
+            numbers: answer.statuses.iter().map(numbers).collect(),
+            limit: answer.statuses[0].rule.and_then(Rule::limit).cloned(),
+            retry_after: answer.retry_after(view.limiter.modes(), request),
+        }
+    }
+
+    fn remaining(&self) -> Vec<u64> {
+        self.numbers.iter().map(|(_, remaining, _, _)| *remaining).collect()
+    }
+}
+
 /// Charges the rules with these indices by these hits.
-fn charge<'v>(view: &'v ActiveView<'_>, door: Door, each: &[(usize, u64)]) -> (Answer<'v>, Option<Duration>) {
+fn charge(view: &ActiveView<'_>, door: Door, each: &[(usize, u64)]) -> Said {
     send(view, door, each.iter().map(|(rule, hits)| (*rule, Operation::Charge(*hits))))
 }
 
-fn send<'v>(
-    view: &'v ActiveView<'_>,
-    door: Door,
-    each: impl Iterator<Item = (usize, Operation)>,
-) -> (Answer<'v>, Option<Duration>) {
+fn send(view: &ActiveView<'_>, door: Door, each: impl Iterator<Item = (usize, Operation)>) -> Said {
     let (keys, operations): (Vec<String>, Vec<Operation>) =
         each.map(|(rule, operation)| (format!("r{rule}"), operation)).unzip();
     let entries: Vec<[Entry<'_>; 1]> = keys.iter().map(|key| [Entry::new(key, "a")]).collect();
     let descriptors = entries.iter().zip(operations);
     let descriptors = descriptors.map(|(entries, operation)| Descriptor { entries, operation, limit: None });
-    let request = Request::new("d", descriptors, None).unwrap();
-    let (caller, terms) =
-        (Caller::default(), HoldTerms::new(HoldId::random(), TTL, OnExpiry::Charge).unwrap());
-    let elsewhere = view.limiter.remote.is_some().then_some(&caller);
-    let decide = |request: &Request<'_>| at_once(async { Ok(view.decide(request, elsewhere).await?) });
-    let answer = match door {
-        Door::Alone => decide(&request),
-        Door::Together => decide(&Request::together(std::slice::from_ref(&request)).unwrap()),
-        Door::Once => at_once(view.charge_once(&request, &terms, &caller)),
-        Door::Reserve => at_once(view.reserve(&request, &terms, &caller)).map(|held| held.answer),
+    let mut request = Request::new("d", descriptors, None).unwrap();
+    if door == Door::Together {
+        request = Request::together(std::slice::from_ref(&request)).unwrap();
+    }
+    let caller = Caller::default();
+    let terms = HoldTerms::new(HoldId::random(), TTL, OnExpiry::Charge).unwrap();
+    let decided = match door {
+        Door::Alone | Door::Together => match view.decide(&request).unwrap() {
+            AnswerOrPlan::Answer(answer) => AnswerOrPlan::Answer(answer.into()),
+            AnswerOrPlan::Plan(plan) => AnswerOrPlan::Plan(plan),
+        },
+        Door::Once => view.hold(&request, HoldRequest::ChargeOnce(terms), &caller).unwrap(),
+        Door::Reserve => view.hold(&request, HoldRequest::Reserve(terms), &caller).unwrap(),
     };
-    let answer = answer.unwrap();
-    let retry_after = answer.retry_after(view.limiter.modes(), &request);
-    (answer, retry_after)
+    match decided {
+        AnswerOrPlan::Answer(held) => Said::new(view, &request, &held.answer),
+        AnswerOrPlan::Plan(plan) => {
+            let outcomes = at_once(plan.outcomes(view.limiter, &caller)).unwrap();
+            plan.answer(view.limiter, &outcomes, |view, request, held| Said::new(view, request, &held.answer))
+        }
+    }
 }
 
 /// What is left of the rules.
 fn left(view: &ActiveView<'_>, each: &[(usize, u64)]) -> Vec<u64> {
     let peek = |(rule, _): &(usize, u64)| {
-        send(view, Door::Alone, [(*rule, Operation::Peek)].into_iter()).0.statuses[0].remaining
+        send(view, Door::Alone, [(*rule, Operation::Peek)].into_iter()).remaining()[0]
     };
     each.iter().map(peek).collect()
-}
-
-/// The numbers of the answer.
-fn numbers(answer: &Answer<'_>) -> Vec<(bool, u64, Option<Duration>, Option<Duration>)> {
-    let numbers =
-        |status: &Status<'_>| (status.passes, status.remaining, status.reset_after, status.retry_after);
-    answer.statuses.iter().map(numbers).collect()
-}
-
-fn remaining(answer: &Answer<'_>) -> Vec<u64> {
-    answer.statuses.iter().map(|status| status.remaining).collect()
 }
 
 /// Asserts what a refused answer says of what is left, and when the call passes.
 fn require_true(limiter: &Limiter, now: Timestamp, door: Door, each: &[(usize, u64)]) -> bool {
     let view = limiter.view();
-    let (answer, retry_after) = charge(&view, door, each);
-    if answer.passes {
+    let said = charge(&view, door, each);
+    if said.passes {
         return false;
     }
-    assert_eq!(remaining(&answer), left(&view, each), "{door:?} {each:?}");
+    assert_eq!(said.remaining(), left(&view, each), "{door:?} {each:?}");
     let [(rule, hits)] = *each else { return true };
-    let limit = answer.statuses[0].rule.and_then(Rule::limit).unwrap();
+    let limit = said.limit.unwrap();
     let passes_sometime = limit.can_pass(Operation::Charge(hits));
     let is_known = passes_sometime && limit.admission() != Admission::InFlight;
-    assert_eq!(retry_after.is_some(), is_known, "{door:?} of {hits} to r{rule}");
-    if let Some(after) = retry_after {
+    assert_eq!(said.retry_after.is_some(), is_known, "{door:?} of {hits} to r{rule}");
+    if let Some(after) = said.retry_after {
         let first = now.after(after);
         for (at, passes) in [(first.minus(1), false), (first, true)] {
             limiter.clock.set(at);
             // A refused reservation leaves no trace.
             let view = limiter.view();
-            let (later, _) = charge(&view, Door::Reserve, each);
+            let later = charge(&view, Door::Reserve, each);
             assert_eq!(later.passes, passes, "{door:?} of {hits} to r{rule}, {after:?} later");
         }
     }
@@ -159,12 +174,13 @@ proptest! {
                 continue;
             }
             let view = base.view();
-            let (first, _) = charge(&view, Door::Reserve, &call);
+            let first = charge(&view, Door::Reserve, &call);
             if !first.passes {
                 let has_penalty = limits()[rule].contains("penalty");
                 let others = TRACELESS.into_iter().filter(|door| !has_penalty || *door != Door::Together);
                 for other in others {
-                    prop_assert_eq!(numbers(&charge(&view, other, &call).0), numbers(&first), "{:?} {:?}", other, call);
+                    let said = charge(&view, other, &call);
+                    prop_assert_eq!(said.numbers, first.numbers.clone(), "{:?} {:?}", other, call);
                 }
             }
             if require_true(&base, now, door, &call) {

@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use proptest::{collection::vec, prelude::*};
 use prost::Message as _;
 use sfv::{List, ListEntry, Parser};
-use tollgate_counter::time::{Clock, Timestamp};
+use tollgate_counter::{
+    resilience::Caller,
+    time::{Clock, Timestamp},
+};
 use tollgate_limiter::limiter::{Limiter, Modes};
 use tollgate_rules::{ActiveRules, Rules};
 use tollgate_store::{Memory, OnFull};
@@ -79,8 +82,8 @@ impl Service {
         let method = Method::ShouldRateLimit;
         let precision = ResetPrecision::Nanos;
         let api = ApiKind::Envoy;
-        let handled =
-            self.api.batch().handle(Call { method, message: &message, metadata: None, precision, api });
+        let call = Call { method, message: &message, metadata: None, precision, api };
+        let handled = self.api.batch(&Caller::default()).handle(call);
         let Ok(Handled::Ready(reply)) = handled else { panic!("{handled:?}") };
         RateLimitResponse::decode(reply.message()).unwrap()
     }

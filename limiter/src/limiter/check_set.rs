@@ -1,0 +1,286 @@
+//! The limits that apply to a request, and their checks.
+
+use std::borrow::Cow;
+
+use smallvec::{SmallVec, smallvec};
+use tollgate_counter::{
+    algorithm::{Classic, Limit, Operation},
+    descriptor::Key,
+};
+use tollgate_rules::{
+    Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable, Rule,
+    Unit,
+};
+use tollgate_store::{Check, CheckRole, Checks, OnRefusal};
+
+use crate::limiter::{Descriptor, Override, Request, request::Charging};
+
+/// Modes that apply to all rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Modes {
+    /// Every descriptor is in quota mode, whatever its rule says.
+    pub quota_mode: bool,
+    /// A request that would be refused passes nevertheless.
+    pub shadow_mode: bool,
+}
+
+/// The description of the limit in a status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CurrentLimit<'s> {
+    /// The rule's name.
+    pub name: Option<&'s str>,
+    /// Hits in one unit.
+    pub requests_per_unit: u64,
+    /// The unit; `None` if the window has no unit.
+    pub unit: Option<Unit>,
+}
+
+impl<'s> CurrentLimit<'s> {
+    pub(super) fn from_override(Override { requests_per_unit, unit }: Override) -> Self {
+        Self { name: None, requests_per_unit: requests_per_unit.into(), unit: Some(unit) }
+    }
+
+    pub(super) fn for_rule(rule: &'s Rule) -> Self {
+        let DisplayedLimit { requests_per_unit, unit } = rule.displayed_limit;
+        Self { name: rule.options().name.as_deref(), requests_per_unit, unit }
+    }
+}
+
+/// The limit that applies to one descriptor, before any counter is read.
+pub(super) enum AppliedLimit<'s> {
+    /// No rule matches, or another descriptor's rule replaces it.
+    Nothing,
+    Unlimited(Match<'s>),
+    Rule(Match<'s>, RequestLimit<'s>),
+    Override(Override, RequestLimit<'s>),
+}
+
+/// The limit of a descriptor for one request.
+pub(super) struct RequestLimit<'s> {
+    /// Its kind gives the key of the counter.
+    own: Cow<'s, Limit>,
+    /// The limit that decides in place of `own` if a refusal must not be charged.
+    without_refused_charges: Option<Limit>,
+    charging: Charging,
+}
+
+impl<'s> RequestLimit<'s> {
+    #[inline(always)]
+    pub(super) fn new(own: Cow<'s, Limit>, charging: Charging) -> Self {
+        let without_refused_charges = match charging {
+            Charging::AsRules => None,
+            Charging::AllOrNothing => Some(own.without_refused_charges().into_owned()),
+        };
+        Self { own, without_refused_charges, charging }
+    }
+
+    /// The check of `operation` on the counter of `key`.
+    #[inline(always)]
+    fn check<'a>(&'a self, domain: &Domain, operation: Operation, key: Key) -> Check<'a> {
+        let limit = self.without_refused_charges.as_ref().unwrap_or(&self.own);
+        Check { on_refusal: on_refusal(domain, &self.own, self.charging), key, limit, operation }
+    }
+}
+
+/// The checks of a request.
+pub(super) struct CheckSet<'a> {
+    /// The deciding checks, followed by those of candidates.
+    pub(super) checks: Checks<'a>,
+    // The index of the descriptor of each check; ascending among the deciding ones.
+    pub(super) descriptors: SmallVec<[usize; 2]>,
+    pub(super) deciding: usize,
+}
+
+/// The limit of each descriptor, after `replaces` has been applied.
+pub(super) fn applied_limits<'s>(
+    domain: KeyedDomain<'s>,
+    request: &Request<'_>,
+) -> SmallVec<[AppliedLimit<'s>; 2]> {
+    let mut applied = AppliedLimit::for_each_descriptor(domain, request);
+    drop_replaced(&mut applied);
+    applied
+}
+
+pub(super) fn drop_replaced(applied: &mut [AppliedLimit<'_>]) {
+    let mut replaced: SmallVec<[&str; 4]> = applied
+        .iter()
+        .filter_map(AppliedLimit::rule)
+        .flat_map(|rule| rule.options().replaces.iter().map(String::as_str))
+        .collect();
+    if !replaced.is_empty() {
+        // Sorted, because a request may have many descriptors that name each other.
+        replaced.sort_unstable();
+        replaced.dedup();
+        for each in applied.iter_mut() {
+            let name = each.rule().and_then(|rule| rule.options().name.as_deref());
+            if name.is_some_and(|name| replaced.binary_search(&name).is_ok()) {
+                *each = AppliedLimit::Nothing;
+            }
+        }
+    }
+}
+
+impl<'s> AppliedLimit<'s> {
+    /// The limit of a descriptor.
+    // `inline(always)`: it is too large to move.
+    #[inline(always)]
+    pub(super) fn new(domain: KeyedDomain<'s>, descriptor: &Descriptor<'_>, request: &Request<'_>) -> Self {
+        if let Some(sent) = descriptor.limit {
+            return Self::from_override(sent, request.charging);
+        }
+        match domain.find(descriptor.entries) {
+            None => Self::Nothing,
+            Some(matched) => match &matched.rule.allowance {
+                Allowance::Unlimited => Self::Unlimited(matched),
+                Allowance::Limited(limit) => Self::Rule(
+                    matched,
+                    RequestLimit::new(limit.within(request.turn_timeout), request.charging),
+                ),
+            },
+        }
+    }
+
+    /// The limit that a request sends.
+    #[inline(always)]
+    pub(super) fn from_override(sent: Override, charging: Charging) -> Self {
+        let Override { requests_per_unit, unit } = sent;
+        let limit = Classic { limit: requests_per_unit.into(), window: unit.window() };
+        Self::Override(sent, RequestLimit::new(Cow::Owned(Limit::Classic(limit)), charging))
+    }
+
+    /// The limit of each descriptor.
+    pub(super) fn for_each_descriptor(domain: KeyedDomain<'s>, request: &Request<'_>) -> SmallVec<[Self; 2]> {
+        request.descriptors.iter().map(|descriptor| Self::new(domain, descriptor, request)).collect()
+    }
+
+    pub(super) fn matched(&self) -> Option<&Match<'s>> {
+        match self {
+            Self::Unlimited(matched) | Self::Rule(matched, _) => Some(matched),
+            Self::Nothing | Self::Override(..) => None,
+        }
+    }
+
+    /// Whether the rule has a candidate, and so a second check.
+    pub(super) fn has_candidate(&self) -> bool {
+        self.rule().is_some_and(|rule| rule.options().candidate.is_some())
+    }
+
+    /// The settings of the rule for a counter elsewhere.
+    pub(super) fn forward_policy(&self) -> ForwardPolicy {
+        match self.rule() {
+            Some(rule) => {
+                ForwardPolicy { on_owner_unavailable: rule.on_owner_unavailable, lease: rule.lease }
+            }
+            None => ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::default(), lease: true },
+        }
+    }
+
+    pub(super) fn rule(&self) -> Option<&'s Rule> {
+        self.matched().map(|matched| matched.rule)
+    }
+
+    /// What a refusal of this descriptor means for the request.
+    #[inline(always)]
+    pub(super) fn role(&self) -> CheckRole {
+        self.rule().map(role_of).unwrap_or_default()
+    }
+
+    /// The deciding check, if there is one.
+    #[inline(always)]
+    pub(super) fn check<'a>(
+        &'a self,
+        domain: KeyedDomain<'_>,
+        descriptor: &Descriptor<'_>,
+    ) -> Option<Check<'a>> {
+        let (key, limit) = match self {
+            Self::Rule(matched, limit) => (matched.key(descriptor.entries, &limit.own), limit),
+            Self::Override(_, limit) => (domain.key_as_sent(descriptor.entries, &limit.own), limit),
+            Self::Nothing | Self::Unlimited(_) => return None,
+        };
+        Some(limit.check(&domain, descriptor.operation, key))
+    }
+
+    /// The check of the candidate, if there is one.
+    fn candidate_check(
+        &self,
+        domain: KeyedDomain<'_>,
+        descriptor: &Descriptor<'_>,
+        charging: Charging,
+    ) -> Option<Check<'s>> {
+        let matched = self.matched()?;
+        let candidate = matched.rule.options().candidate.as_ref()?;
+        let key = matched.candidate_key(descriptor.entries, candidate);
+        let on_refusal = on_refusal(&domain, candidate, charging);
+        Some(Check { key, limit: candidate, operation: descriptor.operation, on_refusal })
+    }
+}
+
+/// What a refusal by `rule` means for the request.
+#[inline(always)]
+pub(super) fn role_of(rule: &Rule) -> CheckRole {
+    CheckRole { is_shadow: rule.shadow_mode, is_quota: rule.quota_mode }
+}
+
+#[inline(always)]
+fn on_refusal(domain: &Domain, limit: &Limit, charging: Charging) -> OnRefusal {
+    match (charging, domain.on_denied(limit)) {
+        (Charging::AsRules, OnDenied::ChargeAll) => OnRefusal::Keep,
+        (Charging::AsRules, OnDenied::ChargeNone) | (Charging::AllOrNothing, _) => OnRefusal::TakeBack,
+    }
+}
+
+impl<'a> CheckSet<'a> {
+    /// The checks of any request.
+    pub(super) fn new(
+        domain: KeyedDomain<'_>,
+        request: &Request<'_>,
+        applied: &'a [AppliedLimit<'_>],
+    ) -> Self {
+        let each = || request.descriptors.iter().zip(applied).enumerate();
+        let mut set = Self { checks: SmallVec::new(), descriptors: SmallVec::new(), deciding: 0 };
+        for (index, (descriptor, applied)) in each() {
+            set.add(index, applied.check(domain, descriptor));
+        }
+        set.deciding = set.checks.len();
+        for (index, (descriptor, applied)) in each() {
+            set.add(index, applied.candidate_check(domain, descriptor, request.charging));
+        }
+        set
+    }
+
+    /// The only check of a request with one descriptor.
+    pub(super) fn single(check: Check<'a>) -> Self {
+        Self { checks: smallvec![check], descriptors: smallvec![0], deciding: 1 }
+    }
+
+    /// The index of the descriptor of each check.
+    pub(super) fn each_descriptor(&self) -> impl Iterator<Item = usize> {
+        self.descriptors.iter().copied()
+    }
+
+    /// The index of the descriptor of each deciding check.
+    pub(super) fn deciding(&self) -> &[usize] {
+        &self.descriptors[..self.deciding]
+    }
+
+    /// The index of each descriptor that shares its counter with another one.
+    pub(super) fn with_shared_counters(&self) -> SmallVec<[usize; 2]> {
+        let keys = self.checks[..self.deciding].iter().map(|check| check.key);
+        let mut counters: SmallVec<[(Key, usize); 4]> = keys.zip(self.deciding().iter().copied()).collect();
+        counters.sort_unstable();
+        let of_one_counter = counters.chunk_by(|(one, _), (other, _)| one == other);
+        of_one_counter.filter(|same| same.len() > 1).flatten().map(|(_, index)| *index).collect()
+    }
+
+    /// The index of the descriptor of each check of a candidate.
+    pub(super) fn candidates(&self) -> &[usize] {
+        &self.descriptors[self.deciding..]
+    }
+
+    fn add(&mut self, descriptor: usize, check: Option<Check<'a>>) {
+        if let Some(check) = check {
+            self.checks.push(check);
+            self.descriptors.push(descriptor);
+        }
+    }
+}
