@@ -205,12 +205,14 @@ mod tests {
     use super::*;
     use tollgate_wire::proto::tollgate::v1;
 
-    use crate::api::{call::Verb, error::details};
+    use crate::api::{ApiSettings, call::Verb, error::details};
 
-    const BOUNDS: RequestBounds = RequestBounds { requests: 2, descriptors: 2, entries: 3 };
+    fn bounds() -> RequestBounds {
+        RequestBounds { descriptors: 2, entries: 3, ..ApiSettings::default().bounds() }
+    }
 
     fn read(json: &str) -> Result<(), JsonError> {
-        request(Method::ShouldRateLimit, json.as_bytes(), BOUNDS).map(drop)
+        request(Method::ShouldRateLimit, json.as_bytes(), bounds()).map(drop)
     }
 
     #[test]
@@ -274,7 +276,7 @@ mod tests {
         };
         let call = v1::CheckRequest { requests: vec![request], mode: 1 };
         let json = text(super::descriptor(method).input(), &call.encode_to_vec()).unwrap();
-        let read = super::request(method, json.as_bytes(), BOUNDS).unwrap();
+        let read = super::request(method, json.as_bytes(), bounds()).unwrap();
         assert_eq!(v1::CheckRequest::decode(&*read).unwrap(), call);
 
         let time = |nanos| Some(prost_types::Duration { seconds: 1 << 30, nanos });

@@ -47,7 +47,10 @@ const DOORS: [(&str, &str); 13] = [
         "ConnectError PasswordError PasswordSource PasswordSources Passwords SharedStore \
           SharedStoreSettings SharedStoreState SharedStoreStats StoreMode StoreTlsFiles is_prefix is_url",
     ),
-    ("sources", "ClientTlsFiles RuleLocation RuleSourceSettings RuleSourceStats SourceSettings url xds"),
+    (
+        "sources",
+        "ClientTlsFiles RuleLocation RuleSourceKind RuleSourceSettings RuleSourceStats SourceSettings url xds",
+    ),
     (
         "store",
         "Admin BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterOperation CounterState \
@@ -81,7 +84,9 @@ fn door(source: &str) -> BTreeSet<String> {
         }
     }
     for line in source.lines() {
-        let item = line.strip_prefix("pub ").and_then(|item| item.split_once(' '));
+        // A macro may make an enum.
+        let made = || line.strip_prefix("    pub ").filter(|item| item.starts_with("enum "));
+        let item = line.strip_prefix("pub ").or_else(made).and_then(|item| item.split_once(' '));
         if let Some(("fn" | "struct" | "enum" | "const" | "trait" | "type" | "static", rest)) = item {
             let name = rest.split(|letter: char| letter != '_' && !letter.is_alphanumeric()).next().unwrap();
             names.insert(name.to_owned());
@@ -104,6 +109,6 @@ fn doors_of_packages_are_those_listed() {
 
 #[test]
 fn modules_and_items_of_a_door_are_found() {
-    let source = "mod a;\n/// B.\npub mod b;\nuse a::No;\n#[cfg(x)]\npub use a::{One,\n    Two as Three};\npub use a::Four;\npub fn five() {\n    pub fn no() {}\n}\n";
-    assert_eq!(door(source), ["Four", "One", "Three", "b", "five"].map(str::to_owned).into());
+    let source = "mod a;\n/// B.\npub mod b;\nuse a::No;\n#[cfg(x)]\npub use a::{One,\n    Two as Three};\npub use a::Four;\npub fn five() {\n    pub fn no() {}\n}\nnamed! {\n    pub enum Six {}\n}\n";
+    assert_eq!(door(source), ["Four", "One", "Six", "Three", "b", "five"].map(str::to_owned).into());
 }
