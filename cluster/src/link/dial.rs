@@ -35,7 +35,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout of the TLS handshake.
 pub(super) const TLS_TIMEOUT: Duration = Duration::from_secs(2);
 /// First and largest backoff after a failure.
-const BACKOFF_MIN: Duration = Duration::from_millis(100);
+const BACKOFF_MIN: Duration = Duration::from_millis(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// First backoff after a link has broken. The sockets of a process that has ended close one after the other, so its
 /// listener may accept a last connection and refuse the next one.
@@ -55,7 +55,7 @@ pub(super) async fn dial_address(
     let since = Stopwatch::start();
     let is_single_attempt = report.is_some();
     let mut tell = |result| report.take().map(|report| report.send(result));
-    let mut retries = Retries::new(BACKOFF_MIN);
+    let mut delays = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     while hub.is_open() {
         let result = match dial_all(&hub, &address, None).await {
             Ok(link) => {
@@ -77,87 +77,61 @@ pub(super) async fn dial_address(
                 true
             }
             DialResult::Refused => true,
-            DialResult::SessionEnded | DialResult::Duplicate if !is_over => {
-                retries.wait_briefly().await;
-                continue;
+            // A member answers.
+            DialResult::SessionEnded | DialResult::Duplicate => is_over,
+            DialResult::OtherMember | DialResult::Unreachable | DialResult::Slow => {
+                is_single_attempt || is_over
             }
-            DialResult::SessionEnded
-            | DialResult::Duplicate
-            | DialResult::OtherMember
-            | DialResult::Unreachable
-            | DialResult::Slow => is_single_attempt || is_over,
         };
         if is_final {
             tell(result);
             break;
         }
-        hub.while_open(retries.wait()).await;
+        wait(&hub, &mut delays).await;
     }
     hub.shared.addresses().end_dial(&address);
 }
 
 /// Redials a peer whose link broke, and runs the link, until the session has ended or another connection is the link.
 pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
-    let mut retries = Retries::new(REDIAL_BACKOFF_MIN);
+    let mut delays = Backoff::new(REDIAL_BACKOFF_MIN, BACKOFF_MAX);
     while hub.is_open() && peer.needs_dialling() {
         let address = peer.address();
         let result = match dial_all(&hub, &address, Some(&peer)).await {
             Ok(link) => {
                 let since = Stopwatch::start();
                 link.run().await;
-                retries = Retries::new(REDIAL_BACKOFF_MIN);
+                delays.reset();
                 if since.elapsed() < SHORT_LINK {
-                    retries.wait_briefly().await;
+                    sleep(BACKOFF_MIN).await;
                 }
                 continue;
             }
             Err(result) => result,
         };
-        match result {
-            DialResult::Refused | DialResult::OwnAddress => {
-                debug!(peer = %peer.id, %address, ?result, "no process has the peer's address");
-                peer.end_unless_connected(&hub.shared.local);
-            }
-            DialResult::OtherMember => {
-                debug!(peer = %peer.id, %address, "another process has the peer's address");
-                peer.end_unless_connected(&hub.shared.local);
-                hub.shared.dial(&address, None);
-            }
-            DialResult::SessionEnded => {
-                // The session was lost or never established: dial the address for a new one.
-                hub.shared.dial(&address, None);
-                retries.wait_briefly().await;
-            }
-            DialResult::Duplicate | DialResult::Linked(_) => retries.wait_briefly().await,
-            DialResult::Slow | DialResult::Unreachable => {
-                hub.while_open(retries.wait()).await;
-            }
+        let is_gone = match result {
+            DialResult::Refused | DialResult::OwnAddress | DialResult::OtherMember => true,
+            DialResult::SessionEnded
+            | DialResult::Duplicate
+            | DialResult::Linked(_)
+            | DialResult::Slow
+            | DialResult::Unreachable => false,
+        };
+        if is_gone {
+            debug!(peer = %peer.id, %address, ?result, "the peer is not at its address");
+            peer.end_unless_connected(&hub.shared.local);
         }
+        // Another process is there, or the session was lost or never established: dial for a new one.
+        if result == DialResult::OtherMember || result == DialResult::SessionEnded {
+            hub.shared.dial(&address, None);
+        }
+        wait(&hub, &mut delays).await;
     }
 }
 
-/// The delays between attempts at one address.
-struct Retries {
-    delays: Backoff,
-    // Used while a process is known to answer.
-    brief_delays: Backoff,
-}
-
-impl Retries {
-    fn new(backoff_min: Duration) -> Self {
-        Self {
-            delays: Backoff::new(backoff_min, BACKOFF_MAX),
-            brief_delays: Backoff::new(BACKOFF_MIN / 10, BACKOFF_MAX),
-        }
-    }
-
-    async fn wait(&mut self) {
-        sleep(self.delays.next_delay(rand::random())).await;
-    }
-
-    async fn wait_briefly(&mut self) {
-        sleep(self.brief_delays.next_delay(rand::random())).await;
-    }
+/// Waits before the next attempt.
+async fn wait(hub: &Hub, delays: &mut Backoff) {
+    hub.while_open(sleep(delays.next_delay(rand::random()))).await;
 }
 
 /// Dials all addresses of a name until one answers. The error is `Refused` only if all refuse.
