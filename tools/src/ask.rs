@@ -101,23 +101,29 @@ fn readable(request: &RateLimitRequest, answer: &RateLimitResponse) -> String {
         Code::Unknown => "unknown",
     };
     let lines = request.descriptors.iter().zip(&answer.statuses).map(|(descriptor, status)| {
-        format!("\n  {}: {}", descriptor_text::format(&descriptor.entries), status_line(status))
+        let hits = descriptor.hits_addend.unwrap_or_else(|| request.hits_addend.max(1).into());
+        format!("\n  {}: {}", descriptor_text::format(&descriptor.entries), status_line(status, hits))
     });
     overall.to_owned() + &lines.collect::<String>()
 }
 
-fn status_line(status: &DescriptorStatus) -> String {
+fn status_line(status: &DescriptorStatus, hits: u64) -> String {
     let Some(limit) = &status.current_limit else {
         return "no limit".to_owned();
     };
-    let code = if status.code() == Code::OverLimit { "over limit" } else { "passed" };
+    let (code, until) = match status.code() {
+        Code::OverLimit => ("over limit", "would pass in"),
+        Code::Ok | Code::Unknown => ("passed", "resets in"),
+    };
     let per = match limit.unit() {
         Unit::Unknown => String::new(),
         unit => format!(" per {}", unit.as_str_name().to_lowercase()),
     };
-    let reset = status.duration_until_reset.as_ref().map(|reset| {
+    // A refusal of more hits than the limit may never end, and the protocol does not say so.
+    let may_be_never = status.code() == Code::OverLimit && hits > u64::from(limit.requests_per_unit);
+    let reset = status.duration_until_reset.as_ref().filter(|_| !may_be_never).map(|reset| {
         let exact = Duration::new(reset.seconds.try_into().unwrap_or(0), reset.nanos.try_into().unwrap_or(0));
-        format!(", resets in {exact:?}")
+        format!(", {until} {exact:?}")
     });
     let name = if limit.name.is_empty() { String::new() } else { format!(", rule {}", escaped(&limit.name)) };
     let left = status.limit_remaining;

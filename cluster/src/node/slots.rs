@@ -8,7 +8,7 @@ use std::{
 };
 
 use tollgate_counter::{descriptor::Key, time::Timestamp};
-use tollgate_limiter::limiter::ReplicaShare;
+use tollgate_remote::ReplicaShare;
 use tollgate_store::{
     CounterOperation, Epoch, HoldOutcome, Memory, NotLocal, OperationOutcome, Slot, SlotData, SlotSource,
     StoredSlot,

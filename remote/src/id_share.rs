@@ -19,7 +19,7 @@ const REPLICA_SHARE: usize = 2;
 
 /// An id that a caller sends, and what the counters of its call retain of it.
 #[derive(Debug)]
-pub(super) struct SentId<'c> {
+pub struct SentId<'c> {
     caller: &'c Caller,
     id: u64,
     bytes: usize,
@@ -29,7 +29,8 @@ pub(super) struct SentId<'c> {
 }
 
 impl<'c> SentId<'c> {
-    pub(super) fn new(
+    /// The id of a call with these checks.
+    pub fn new(
         caller: &'c Caller,
         checks: &Checks<'_>,
         id: &HoldId,
@@ -59,22 +60,22 @@ impl<'c> SentId<'c> {
     }
 
     /// Whether the caller's share has room for it, or the id is known.
-    pub(super) fn is_allowed(&self) -> bool {
+    pub fn is_allowed(&self) -> bool {
         self.is_allowed
     }
 
     /// What becomes of it if a settlement finds that it is unknown.
-    pub(super) fn unknown(&self) -> UnknownId {
+    pub fn unknown(&self) -> UnknownId {
         if self.is_allowed { UnknownId::Remember } else { UnknownId::Forget }
     }
 
     /// Counts it as held with these terms.
-    pub(super) fn held(&self, terms: &HoldTerms) {
+    pub fn held(&self, terms: &HoldTerms) {
         self.remember(self.now.after(terms.ttl()).after(HOLD_RETENTION));
     }
 
     /// Counts it as settled.
-    pub(super) fn settled(&self, each: &[Settled]) {
+    pub fn settled(&self, each: &[Settled]) {
         let is_new = each.iter().any(|settled| settled.outcome == SettleOutcome::Unknown);
         if (is_new && self.is_allowed) || self.caller.has_id(self.id, self.now) {
             self.remember(self.now.after(HOLD_RETENTION));
