@@ -1,25 +1,21 @@
 //! `Limit`: an enum of all algorithms. It selects the counter kind and dispatches each call. The names of algorithms.
 
-use std::{borrow::Cow, convert::Infallible, time::Duration};
+use std::{borrow::Cow, convert::Infallible, num::NonZeroU64, time::Duration};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, LeakyQueue,
-        Operation, Penalty, PenaltyState, Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket,
-        Variant, Verdict, Window, own,
+        Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, HitRate,
+        LeakyQueue, Operation, Penalty, PenaltyState, Rate, Receipt, SlidingLog, SlidingWindow,
+        SteppedBucket, TokenBucket, Variant, Verdict, Window, granted::STILL_NANOS, own,
     },
     named,
     time::Timestamp,
 };
 
-mod granted;
 mod held;
 mod penalized;
-
-pub(crate) use granted::STILL_NANOS;
-pub use granted::{Granted, HitRate};
 
 /// Makes [`Limit`] of its algorithms: those before `Penalized`, and those that were added after it.
 macro_rules! limits {
@@ -38,7 +34,7 @@ macro_rules! limits {
         #[derive(Deserialize)]
         enum PlainLimit {
             $($variant($algorithm),)*
-            #[serde(deserialize_with = "penalized::nested")]
+            #[serde(deserialize_with = "never")]
             Penalized(Infallible),
             $($added($added_algorithm),)*
         }
@@ -76,6 +72,20 @@ limits! {
     Concurrency(Concurrency),
     ;
     // Append others here.
+}
+
+/// Refuses the penalty of a limit with a penalty.
+fn never<'de, D: Deserializer<'de>>(_: D) -> Result<Infallible, D::Error> {
+    Err(D::Error::custom("a penalty of a penalty"))
+}
+
+/// The bucket, which lets nothing pass if its whole rate is granted.
+fn closed_if_still(bucket: TokenBucket) -> TokenBucket {
+    if bucket.rate == Rate::new(NonZeroU64::MIN, STILL_NANOS) {
+        TokenBucket { burst: 0, ..bucket }
+    } else {
+        bucket
+    }
 }
 
 /// A limit with a penalty.
@@ -337,6 +347,51 @@ impl Limit {
         let mut changed = self.clone();
         changed.change(&number, &excess);
         changed
+    }
+
+    /// See [`Algorithm::hit_rate`].
+    pub fn hit_rate(&self) -> Option<HitRate> {
+        each_algorithm!(self, limit => limit.hit_rate())
+    }
+
+    /// The limit for callers without a part of its rate. It uses the same counters. Without a rate nothing passes.
+    #[must_use]
+    pub fn without_rate(&self, rate: HitRate) -> Self {
+        match self.without_rate_and_burst(rate) {
+            Self::TokenBucket(bucket) => Self::TokenBucket(closed_if_still(bucket)),
+            Self::LeakyBucket(bucket) => Self::LeakyBucket(closed_if_still(bucket)),
+            Self::SteppedBucket(bucket) if bucket.interval == STILL_NANOS => {
+                Self::SteppedBucket(SteppedBucket { burst: 0, ..bucket })
+            }
+            other => other,
+        }
+    }
+
+    /// The limit without a part of its rate and of its burst. It uses the same counters: a bucket of which the whole
+    /// rate is granted keeps what it holds.
+    #[must_use]
+    pub fn without_rate_and_burst(&self, part: HitRate) -> Self {
+        let mut limit = self.clone();
+        if part != HitRate::default() {
+            each_algorithm!(&mut limit, limit => limit.reduce(part));
+        }
+        limit
+    }
+
+    /// Keeps what a bucket lacks while other parts of its rate are granted than `before`: as many hits, which come back
+    /// at the rate that is left. At most two bursts, in case that another replica has added what it read at another rate.
+    pub fn keep_debt(&self, counter: &mut Counter, before: HitRate, after: HitRate, now: Timestamp) {
+        match (self.without_rate_and_burst(before), self.without_rate_and_burst(after)) {
+            (Self::TokenBucket(before), Self::TokenBucket(after))
+            | (Self::LeakyBucket(before), Self::LeakyBucket(after)) => {
+                after.keep_debt(own(counter), &before, self.allowance().saturating_mul(2), now);
+            }
+            (Self::SteppedBucket(before), Self::SteppedBucket(after)) => {
+                after.keep_missing(own(counter), &before, self.allowance().saturating_mul(2), now);
+            }
+            // Windows count the same hits.
+            (_, _) => {}
+        }
     }
 
     /// The kind of counter that this limit uses, with or without a penalty.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{
         Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Verdict,
-        limit::STILL_NANOS,
+        granted::STILL_NANOS,
     },
     time::Timestamp,
 };

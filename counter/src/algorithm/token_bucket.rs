@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{
         Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge,
-        HitRate, Operation, Rate, Verdict, limit::STILL_NANOS,
+        HitRate, Operation, Rate, Verdict, granted::STILL_NANOS,
     },
     time::Timestamp,
 };

@@ -3,9 +3,9 @@
 //! The penalty wraps the counter of its limit, as long as it has a record of refusals; a counter without one is that of
 //! the limit alone. All of them are of the kind of that limit, so a penalty can be added and removed by a reload.
 
-use std::{convert::Infallible, time::Duration};
+use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::{Deserialize, Deserializer};
 
 use crate::{
     algorithm::{
@@ -14,11 +14,6 @@ use crate::{
     },
     time::Timestamp,
 };
-
-/// The penalty of a limit with a penalty is never read.
-pub(super) fn nested<'de, D: Deserializer<'de>>(_: D) -> Result<Infallible, D::Error> {
-    Err(D::Error::custom("a penalty of a penalty"))
-}
 
 /// A limit with a penalty, as received from another replica.
 #[derive(Deserialize)]

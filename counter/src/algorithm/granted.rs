@@ -1,20 +1,17 @@
-//! What is granted of a limit to clients that decide by themselves, and what is left of it for all others.
+//! Rates, and what is granted of a limit to clients that decide by themselves.
 
 use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    algorithm::{Algorithm as _, Counter, Limit, Rate, SteppedBucket, TokenBucket, each_algorithm, own},
-    time::{SECOND, Timestamp},
-};
+use crate::time::SECOND;
 
 /// Windows shorter than this are divided as rates.
 const RATE_WINDOW_NANOS_MAX: u64 = 10 * SECOND;
 /// The burst of a window that is divided as a rate: the limit divided by this.
 const WINDOW_BURST_DIVISOR: u64 = 10;
 /// A bucket of which the whole rate is granted gets one hit in this time, because a rate has at least one.
-pub(crate) const STILL_NANOS: NonZeroU64 = NonZeroU64::new(1_000 * SECOND).unwrap();
+pub(super) const STILL_NANOS: NonZeroU64 = NonZeroU64::new(1_000 * SECOND).unwrap();
 
 /// A rate of whole hits with its burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,20 +24,20 @@ pub struct HitRate {
 
 impl HitRate {
     /// The rate of so many hits in this time, with so many at once; `None` if that is less than a hit a second.
-    pub(crate) fn new(hits: u64, nanos: u64, burst: u64) -> Option<Self> {
+    pub(super) fn new(hits: u64, nanos: u64, burst: u64) -> Option<Self> {
         let per_second = u128::from(hits) * u128::from(SECOND) / u128::from(nanos);
         let per_second = u64::try_from(per_second).unwrap_or(u64::MAX);
         (per_second > 0 && burst > 0).then_some(Self { per_second, burst })
     }
 
     /// The rate of windows of this length, if they are shorter than 10 s.
-    pub(crate) fn from_window(limit: u64, nanos: Option<u64>) -> Option<Self> {
+    pub(super) fn from_window(limit: u64, nanos: Option<u64>) -> Option<Self> {
         let nanos = nanos.filter(|nanos| *nanos < RATE_WINDOW_NANOS_MAX)?;
         Self::new(limit, nanos, limit.div_ceil(WINDOW_BURST_DIVISOR))
     }
 
     /// The hits in this time, rounded up.
-    pub(crate) fn hits_in(self, nanos: u64) -> u64 {
+    pub(super) fn hits_in(self, nanos: u64) -> u64 {
         let hits = (u128::from(self.per_second) * u128::from(nanos)).div_ceil(u128::from(SECOND));
         u64::try_from(hits).unwrap_or(u64::MAX)
     }
@@ -77,66 +74,11 @@ impl Granted {
     }
 }
 
-impl Limit {
-    /// See [`Algorithm::hit_rate`].
-    pub fn hit_rate(&self) -> Option<HitRate> {
-        each_algorithm!(self, limit => limit.hit_rate())
-    }
-
-    /// The limit for callers without a part of its rate. It uses the same counters. Without a rate nothing passes.
-    #[must_use]
-    pub fn without_rate(&self, rate: HitRate) -> Self {
-        match self.without_rate_and_burst(rate) {
-            Self::TokenBucket(bucket) => Self::TokenBucket(closed_if_still(bucket)),
-            Self::LeakyBucket(bucket) => Self::LeakyBucket(closed_if_still(bucket)),
-            Self::SteppedBucket(bucket) if bucket.interval == STILL_NANOS => {
-                Self::SteppedBucket(SteppedBucket { burst: 0, ..bucket })
-            }
-            other => other,
-        }
-    }
-
-    /// The limit without a part of its rate and of its burst. It uses the same counters: a bucket of which the whole
-    /// rate is granted keeps what it holds.
-    #[must_use]
-    pub fn without_rate_and_burst(&self, part: HitRate) -> Self {
-        let mut limit = self.clone();
-        if part != HitRate::default() {
-            each_algorithm!(&mut limit, limit => limit.reduce(part));
-        }
-        limit
-    }
-
-    /// Keeps what a bucket lacks while other parts of its rate are granted than `before`: as many hits, which come back
-    /// at the rate that is left. At most two bursts, in case that another replica has added what it read at another rate.
-    pub fn keep_debt(&self, counter: &mut Counter, before: HitRate, after: HitRate, now: Timestamp) {
-        match (self.without_rate_and_burst(before), self.without_rate_and_burst(after)) {
-            (Self::TokenBucket(before), Self::TokenBucket(after))
-            | (Self::LeakyBucket(before), Self::LeakyBucket(after)) => {
-                after.keep_debt(own(counter), &before, self.allowance().saturating_mul(2), now);
-            }
-            (Self::SteppedBucket(before), Self::SteppedBucket(after)) => {
-                after.keep_missing(own(counter), &before, self.allowance().saturating_mul(2), now);
-            }
-            // Windows count the same hits.
-            (_, _) => {}
-        }
-    }
-}
-
-fn closed_if_still(bucket: TokenBucket) -> TokenBucket {
-    if bucket.rate == Rate::new(NonZeroU64::MIN, STILL_NANOS) {
-        TokenBucket { burst: 0, ..bucket }
-    } else {
-        bucket
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{
-        algorithm::{Classic, Counter, Excess, Operation, Rate, Window},
+        algorithm::{Classic, Counter, Excess, Limit, Operation, Rate, TokenBucket, Window},
         time::Timestamp,
     };
 
