@@ -5,6 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use postcard::experimental::serialized_size;
 use serde::{Deserialize, Deserializer, Serialize};
 use tollgate_counter::{
     descriptor::{Key, Secret},
@@ -15,11 +16,9 @@ use tollgate_store::{Epoch, Slot, SlotData, divider::Assignments};
 use crate::MemberId;
 
 mod check;
-mod size;
 mod slot;
 
 pub(crate) use check::{CheckReply, LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement};
-pub(crate) use size::WireSize;
 pub(crate) use slot::{
     ChargedHits, HandOff, HandOffId, LeaseGrant, RecoveryOrigin, SlotGrants, Version, VersionedSlot,
 };
@@ -137,26 +136,43 @@ pub(crate) enum Message {
 impl Message {
     /// Whether the slots and epochs that the message names exist in a cluster of this many slots.
     pub(crate) fn is_in_range(&self, slots: usize) -> bool {
-        self.last_slot().is_none_or(|slot| slot.index() < slots) && self.last_epoch() <= Epoch::MAX
+        let (slot, epoch) = self.last_slot_and_epoch();
+        slot.is_none_or(|slot| slot.index() < slots) && epoch <= Epoch::MAX
     }
 
     /// The largest slot that the message names, if any.
     pub(crate) fn last_slot(&self) -> Option<Slot> {
+        self.last_slot_and_epoch().0
+    }
+
+    /// The largest slot that the message names, if any, and the largest epoch; the least one if it names none.
+    fn last_slot_and_epoch(&self) -> (Option<Slot>, Epoch) {
         match self {
             Self::Hello(hello) => {
-                let owned = hello.owned.iter().map(|(slot, ..)| *slot);
-                owned.chain(hello.owners.iter().map(|(slot, _)| *slot)).max()
+                let owned = hello.owned.iter().map(|(slot, epoch, origin)| (*slot, origin.epoch.max(*epoch)));
+                let owners = hello.owners.iter().map(|(slot, owner)| (*slot, owner.epoch));
+                let last =
+                    |last: (Option<Slot>, Epoch), (slot, epoch)| (last.0.max(Some(slot)), last.1.max(epoch));
+                owned.chain(owners).fold((None, Epoch::default()), last)
             }
-            Self::HandOff(hand_off) => Some(hand_off.slot),
-            Self::Owns { slot, .. }
-            | Self::Backup { slot, .. }
-            | Self::BackupAck { slot, .. }
-            | Self::BackupRefused { slot, .. }
-            | Self::BackupBaseMissing { slot }
-            | Self::RecoveryQuery { slot, .. }
-            | Self::RecoveryReply { slot, .. }
-            | Self::Orphan { slot, .. }
-            | Self::NewerCopy { slot, .. } => Some(*slot),
+            Self::HandOff(hand_off) => {
+                let HandOff { slot, copy, origin, .. } = &**hand_off;
+                (Some(*slot), copy.version.epoch.max(origin.version.epoch).max(origin.since))
+            }
+            Self::Owns { slot, epoch, origin } => (Some(*slot), origin.epoch.max(*epoch)),
+            Self::Backup { slot, copy, .. } | Self::NewerCopy { slot, copy } => {
+                (Some(*slot), copy.version.epoch)
+            }
+            Self::BackupAck { slot, version }
+            | Self::BackupRefused { slot, version }
+            | Self::RecoveryQuery { slot, best: version } => (Some(*slot), version.epoch),
+            Self::RecoveryReply { slot, owner, copy, .. } => {
+                let owner = owner.map(|owner| owner.epoch);
+                let copy = copy.as_ref().map(|copy| copy.version.epoch);
+                (Some(*slot), owner.max(copy).unwrap_or_default())
+            }
+            Self::Orphan { slot, owner } => (Some(*slot), owner.epoch),
+            Self::BackupBaseMissing { slot } => (Some(*slot), Epoch::default()),
             Self::Member(_)
             | Self::HandOffAck(_)
             | Self::Forward { .. }
@@ -165,43 +181,7 @@ impl Message {
             | Self::Revoke { .. }
             | Self::Dead { .. }
             | Self::Status { .. }
-            | Self::Assigned(_) => None,
-        }
-    }
-
-    /// The largest epoch that the message names; the least one if it names none.
-    fn last_epoch(&self) -> Epoch {
-        match self {
-            Self::Hello(hello) => {
-                let owned = hello.owned.iter().flat_map(|(_, epoch, origin)| [*epoch, origin.epoch]);
-                let owners = hello.owners.iter().map(|(_, owner)| owner.epoch);
-                owned.chain(owners).max().unwrap_or_default()
-            }
-            Self::Owns { epoch, origin, .. } => origin.epoch.max(*epoch),
-            Self::HandOff(hand_off) => {
-                let HandOff { copy, origin, .. } = &**hand_off;
-                copy.version.epoch.max(origin.version.epoch).max(origin.since)
-            }
-            Self::Backup { copy, .. } | Self::NewerCopy { copy, .. } => copy.version.epoch,
-            Self::BackupAck { version, .. }
-            | Self::BackupRefused { version, .. }
-            | Self::RecoveryQuery { best: version, .. } => version.epoch,
-            Self::RecoveryReply { owner, copy, .. } => {
-                let owner = owner.map(|owner| owner.epoch);
-                let copy = copy.as_ref().map(|copy| copy.version.epoch);
-                owner.max(copy).unwrap_or_default()
-            }
-            Self::Orphan { owner, .. } => owner.epoch,
-            Self::BackupBaseMissing { .. }
-            | Self::Member(_)
-            | Self::HandOffAck(_)
-            | Self::Forward { .. }
-            | Self::Reply { .. }
-            | Self::Recall { .. }
-            | Self::Revoke { .. }
-            | Self::Dead { .. }
-            | Self::Status { .. }
-            | Self::Assigned(_) => Epoch::default(),
+            | Self::Assigned(_) => (None, Epoch::default()),
         }
     }
 
@@ -229,6 +209,12 @@ impl Message {
             | Self::Status { .. }
             | Self::Assigned(_) => false,
         }
+    }
+
+    /// The encoded bytes of the slot data in the message, at most, and of what was granted of it.
+    pub(crate) fn data_bytes(&self) -> usize {
+        let grants = self.copy().and_then(|copy| serialized_size(&copy.grants).ok()).unwrap_or(0);
+        self.contents().map(|contents| contents.encoded_bytes_max()).sum::<usize>() + grants
     }
 
     /// The slot data in the message, which `wire` encodes apart: its instants are relative to the time of encoding.

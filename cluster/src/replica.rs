@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use prost::bytes::Bytes;
 use tokio::{
     sync::{Notify, watch},
     task::JoinSet,
     time::{sleep, timeout},
 };
+use tokio_util::bytes::Bytes;
 use tollgate_counter::{
     lock::Lock,
     time::{Clock, ClockReading, SECOND, Stopwatch, Timestamp},
@@ -28,9 +28,9 @@ use tracing::{info, warn};
 use crate::{
     MemberId, MemberState, Tuning,
     calls::{CompleteRound, OpenRounds},
-    link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState, Strangers},
+    link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState},
     node::{ClusterNode, ClusterView, NodeAction, NodeEvent, NodeSettings, TICK, TICK_IDLE},
-    strangers::{LinkTrust, Situation, StrangerHistory, StrangerState},
+    strangers::{LinkTrust, Situation, StrangerHistory},
     wire,
 };
 
@@ -201,22 +201,17 @@ impl Cluster {
             owns_all,
             has_tried_seeds: self.0.links.seed_state() != SeedState::Searching,
         };
-        let before = history.state;
-        match (history.judge(strangers.as_ref(), situation, now), strangers) {
-            (StrangerState::Unready, Some(strangers)) => LinkTrust::Unready(strangers.named),
-            (StrangerState::GoesOn, Some(Strangers { named, .. })) => {
-                if before != StrangerState::GoesOn {
-                    warn!(
-                        strangers = named,
-                        "every link to another process is rejected; this replica has served and goes on without them"
-                    );
-                }
-                LinkTrust::GoesOn(named)
-            }
-            (StrangerState::Trusted | StrangerState::Unready | StrangerState::GoesOn, _) => {
-                LinkTrust::Trusted
-            }
+        let went_on = history.goes_on;
+        let trust = history.judge(strangers, situation, now);
+        if let LinkTrust::GoesOn(strangers) = &trust
+            && !went_on
+        {
+            warn!(
+                strangers,
+                "every link to another process is rejected; this replica has served and goes on without them"
+            );
         }
+        trust
     }
 
     /// The dividers of the counters that this replica owns.
@@ -415,8 +410,9 @@ fn log_event(event: NodeEvent) {
     }
 }
 
-/// The most messages in a batch.
-const MESSAGES_MAX: usize = 1_024;
+/// The most messages in a batch, and the most bytes of slot data in it, unless one message has more.
+const BATCH_MESSAGES_MAX: usize = 1_024;
+const BATCH_DATA_BYTES_MAX: usize = 256 * 1024;
 
 impl LinkHandler for Replica {
     fn connected(&self, peer: MemberId, address: &str) {
@@ -431,6 +427,7 @@ impl LinkHandler for Replica {
     fn received(&self, peer: MemberId, batch: Bytes) {
         match wire::decode(&batch, self.clock.now()) {
             Ok(messages) => self.with_node(|node, now| {
+                node.heard(peer, now);
                 for message in messages {
                     node.receive(peer, message, now);
                 }
@@ -442,9 +439,9 @@ impl LinkHandler for Replica {
         }
     }
 
-    fn next_batch(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes> {
+    fn next_batch(&self, peer: MemberId) -> Option<Bytes> {
         let now = self.now();
-        let messages = self.lock().outgoing(peer, MESSAGES_MAX, bytes_max, now);
+        let messages = self.lock().outgoing(peer, BATCH_MESSAGES_MAX, BATCH_DATA_BYTES_MAX, now);
         (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
     }
 

@@ -13,18 +13,6 @@ const LONE_START_MAX: Duration = Duration::from_secs(15 * 60);
 /// A replica without links has served once it has been ready for this long.
 pub(super) const SERVED_MIN: Duration = Duration::from_secs(5);
 
-/// What strangers mean for this replica.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum StrangerState {
-    /// There are no strangers.
-    #[default]
-    Trusted,
-    /// This replica must not be asked: both sides would admit whole limits.
-    Unready,
-    /// This replica has served, and no process that it has served with rejects it. So it goes on.
-    GoesOn,
-}
-
 /// What the processes at dialled addresses mean for the readiness of this replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkTrust {
@@ -55,42 +43,33 @@ pub(super) struct StrangerHistory {
     has_served: bool,
     trusted_since: Option<Timestamp>,
     rejected_since: Option<Timestamp>,
-    /// The last state.
-    pub(super) state: StrangerState,
+    /// Whether it goes on without strangers, by the last judgement.
+    pub(super) goes_on: bool,
 }
 
 impl StrangerHistory {
-    /// The state at `now`.
+    /// What `strangers` mean at `now`.
     pub(super) fn judge(
         &mut self,
-        strangers: Option<&Strangers>,
+        strangers: Option<Strangers>,
         situation: Situation,
         now: Timestamp,
-    ) -> StrangerState {
+    ) -> LinkTrust {
         let Situation { is_linked, is_serving, owns_all, has_tried_seeds } = situation;
-        self.state = match strangers {
-            None => {
-                self.rejected_since = None;
-                // Before the seeds are tried, there may be strangers that are not known yet.
-                let since = has_tried_seeds.then(|| *self.trusted_since.get_or_insert(now));
-                let has_been_alone = since.is_some_and(|since| now.since(since) >= SERVED_MIN);
-                self.has_served |= is_serving && (is_linked || has_been_alone);
-                StrangerState::Trusted
-            }
-            Some(Strangers { has_other_version, has_former_peer, .. }) => {
-                self.trusted_since = None;
-                let since = *self.rejected_since.get_or_insert(now);
-                let has_waited = !has_other_version && now.since(since) >= LONE_START_MAX;
-                // A peer of this replica that is silent or dead, and not the strangers, is why there is no link.
-                let goes_on = self.has_served && (owns_all || !has_former_peer);
-                if goes_on || (owns_all && has_waited) {
-                    StrangerState::GoesOn
-                } else {
-                    StrangerState::Unready
-                }
-            }
+        let Some(Strangers { named, has_other_version, has_former_peer }) = strangers else {
+            (self.rejected_since, self.goes_on) = (None, false);
+            // Before the seeds are tried, there may be strangers that are not known yet.
+            let since = has_tried_seeds.then(|| *self.trusted_since.get_or_insert(now));
+            let has_been_alone = since.is_some_and(|since| now.since(since) >= SERVED_MIN);
+            self.has_served |= is_serving && (is_linked || has_been_alone);
+            return LinkTrust::Trusted;
         };
-        self.state
+        self.trusted_since = None;
+        let since = *self.rejected_since.get_or_insert(now);
+        let has_waited = !has_other_version && now.since(since) >= LONE_START_MAX;
+        // A peer of this replica that is silent or dead, and not the strangers, is why there is no link.
+        self.goes_on = self.has_served && (owns_all || !has_former_peer) || owns_all && has_waited;
+        if self.goes_on { LinkTrust::GoesOn(named) } else { LinkTrust::Unready(named) }
     }
 }
 
@@ -108,21 +87,29 @@ mod tests {
         Strangers { named: "a (untrusted)".to_owned(), has_other_version, has_former_peer: false }
     }
 
+    fn goes_on() -> LinkTrust {
+        LinkTrust::GoesOn("a (untrusted)".to_owned())
+    }
+
+    fn unready() -> LinkTrust {
+        LinkTrust::Unready("a (untrusted)".to_owned())
+    }
+
     #[test]
     fn served_replica_stays_ready_unless_a_former_peer_rejects_it() {
         for other_version in [false, true] {
             for (before, since) in [(OF_PAIR, NOW), (ALONE, NOW.after(SERVED_MIN))] {
                 let mut history = StrangerHistory::default();
                 let strangers = strangers(other_version);
-                assert_eq!(history.judge(None, JOINING, NOW), StrangerState::Trusted);
-                assert_eq!(history.judge(None, before, since), StrangerState::Trusted);
+                assert_eq!(history.judge(None, JOINING, NOW), LinkTrust::Trusted);
+                assert_eq!(history.judge(None, before, since), LinkTrust::Trusted);
                 let not_all = Situation { owns_all: false, ..ALONE };
                 for situation in [not_all, ALONE] {
-                    assert_eq!(history.judge(Some(&strangers), situation, since), StrangerState::GoesOn);
+                    assert_eq!(history.judge(Some(strangers.clone()), situation, since), goes_on());
                 }
                 let peers = Strangers { has_former_peer: true, ..strangers };
-                assert_eq!(history.judge(Some(&peers), not_all, since), StrangerState::Unready);
-                assert_eq!(history.judge(Some(&peers), ALONE, since), StrangerState::GoesOn);
+                assert_eq!(history.judge(Some(peers.clone()), not_all, since), unready());
+                assert_eq!(history.judge(Some(peers.clone()), ALONE, since), goes_on());
             }
         }
     }
@@ -137,24 +124,21 @@ mod tests {
         for (situation, at) in
             [(untried, tried_at), (ALONE, tried_at), (ALONE, tried_at.after(SERVED_MIN).minus(1))]
         {
-            assert_eq!(history.judge(None, situation, at), StrangerState::Trusted);
+            assert_eq!(history.judge(None, situation, at), LinkTrust::Trusted);
         }
-        assert_eq!(
-            history.judge(Some(&strangers), ALONE, tried_at.after(SERVED_MIN)),
-            StrangerState::Unready
-        );
+        assert_eq!(history.judge(Some(strangers.clone()), ALONE, tried_at.after(SERVED_MIN)), unready());
     }
 
     #[test]
     fn lone_first_start_waits_except_beside_another_version() {
-        for (other_version, then) in [(false, StrangerState::GoesOn), (true, StrangerState::Unready)] {
+        for (other_version, then) in [(false, goes_on()), (true, unready())] {
             let mut history = StrangerHistory::default();
             let strangers = strangers(other_version);
-            assert_eq!(history.judge(None, ALONE, NOW), StrangerState::Trusted, "between two attempts");
-            assert_eq!(history.judge(Some(&strangers), ALONE, NOW), StrangerState::Unready);
+            assert_eq!(history.judge(None, ALONE, NOW), LinkTrust::Trusted, "between two attempts");
+            assert_eq!(history.judge(Some(strangers.clone()), ALONE, NOW), unready());
             let before = NOW.after(LONE_START_MAX).minus(1);
-            assert_eq!(history.judge(Some(&strangers), ALONE, before), StrangerState::Unready);
-            assert_eq!(history.judge(Some(&strangers), ALONE, NOW.after(LONE_START_MAX)), then);
+            assert_eq!(history.judge(Some(strangers.clone()), ALONE, before), unready());
+            assert_eq!(history.judge(Some(strangers.clone()), ALONE, NOW.after(LONE_START_MAX)), then);
         }
     }
 }

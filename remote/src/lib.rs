@@ -24,6 +24,7 @@ use tollgate_store::{
 mod bounds;
 mod check;
 mod holds;
+mod id_share;
 mod local_share;
 pub mod rounds;
 mod submit;
@@ -34,6 +35,7 @@ pub use holds::{answered, reserve_operations, settle_operations, settled, withdr
 
 pub use bounds::OpenChecks;
 pub use check::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes};
+pub use id_share::{ReplicaShare, SentId};
 pub use local_share::{Admitted, LocalShare, LocalShareBasis, MEMORY_DIVISOR};
 pub use submit::{LATE_MAX, Outcomes, RemoteExtent, Submission, SubmissionMode, Submit};
 

@@ -33,6 +33,7 @@ mod quotas;
 mod reader;
 mod rule;
 mod rule_set;
+pub mod rule_text;
 mod schema;
 mod source;
 mod stats;

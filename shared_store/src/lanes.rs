@@ -39,7 +39,6 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Lanes {
     settings: Arc<SharedStoreSettings>,
-    pub(super) keyspace: Keyspace,
     clocks: Clocks,
     counts: Arc<SharedStoreCounters>,
     each: Box<[Mutex<Lane>]>,
@@ -56,17 +55,15 @@ impl Lanes {
         counts: Arc<SharedStoreCounters>,
         replica: u64,
     ) -> Self {
-        let keyspace = Keyspace(settings.clone());
         let known_bytes = settings.memory_limit - settings.memory_limit / MEMORY_DIVISOR;
-        let known_bytes_max = usize::try_from(known_bytes).unwrap_or(usize::MAX) / keyspace.lanes();
+        let known_bytes_max = usize::try_from(known_bytes).unwrap_or(usize::MAX) / settings.lanes();
         let lane = |_| Mutex::new(Lane::new(known_bytes_max, replica));
         Self {
-            each: (0..keyspace.lanes()).map(lane).collect(),
+            each: (0..settings.lanes()).map(lane).collect(),
             links: (0..settings.connections).map(|_| Link::new()).collect(),
             last_failure: LastFailure::default(),
             round_trips: Histogram::new(&ROUND_TRIP_BOUNDS),
             settings,
-            keyspace,
             clocks,
             counts,
         }
@@ -81,14 +78,14 @@ impl Lanes {
     /// The refusal of a check whose counter is known to be exhausted.
     pub(super) fn refuse_known(&self, check: &Check<'_>) -> Option<OperationOutcome> {
         let instants = self.clocks.now()?;
-        let refusal = lock(&self.each[self.keyspace.lane_of(check.key)]).refuse_known(check, instants)?;
+        let refusal = lock(&self.each[self.settings.lane_of(check.key)]).refuse_known(check, instants)?;
         self.counts.refused_locally.increase();
         Some(refusal)
     }
 
     /// Forgets what is known of a counter that another replica has refunded or reset.
     pub(super) fn forget(&self, key: Key) {
-        lock(&self.each[self.keyspace.lane_of(key)]).forget(key);
+        lock(&self.each[self.settings.lane_of(key)]).forget(key);
     }
 
     /// Forgets all that is known.
@@ -123,7 +120,7 @@ impl Lanes {
         let mut all = SmallVec::from_elem(None, checks.len());
         let mut lanes: BTreeMap<usize, (Vec<usize>, CounterChecks)> = BTreeMap::new();
         for (index, check) in checks.into_iter().enumerate() {
-            let (indices, checks) = lanes.entry(self.keyspace.lane_of(check.key)).or_default();
+            let (indices, checks) = lanes.entry(self.settings.lane_of(check.key)).or_default();
             indices.push(index);
             checks.push(check);
         }
@@ -149,7 +146,7 @@ impl Lanes {
     /// Gives a part to its lane, or drops it if the lane cannot reach the store.
     fn submit(self: &Arc<Self>, part: BatchPart) {
         let Some(first) = part.checks.first() else { return };
-        let number = self.keyspace.lane_of(first.key);
+        let number = self.settings.lane_of(first.key);
         let mut lane = lock(&self.each[number]);
         if self.link_of(number).is_closed() || !lane.accepts(self.clocks.local()) {
             return;
@@ -201,7 +198,7 @@ impl Lanes {
         connection: StoreConnection,
         mut batch: StoreBatch,
     ) -> bool {
-        let groups = batch.groups(|key| self.keyspace.name(key));
+        let groups = batch.groups(|key| self.settings.name(key));
         let sent = self.clocks.local();
         let reply = self.call(connection, &groups).await;
         let arrived = self.clocks.local();
@@ -241,7 +238,7 @@ impl Lanes {
         mut connection: StoreConnection,
         groups: &[KeyGroup<'_>],
     ) -> RedisResult<script::ScriptReply> {
-        let channel = self.keyspace.channel();
+        let channel = self.settings.channel();
         let call = |command: &str, script: &str| script::call(command, script, groups, &channel);
         let answer = connection.call((SCRIPT.get_hash(), SOURCE), call);
         let value = within(self.settings.timeout, answer).await?;
@@ -279,22 +276,19 @@ const TAG_DIGITS: usize = 3;
 const CLUSTER_LANES: usize = 1 << (4 * TAG_DIGITS);
 
 /// The keys of a store.
-#[derive(Debug)]
-pub(super) struct Keyspace(pub(super) Arc<SharedStoreSettings>);
-
-impl Keyspace {
+impl SharedStoreSettings {
     /// The number of lanes.
     pub(super) fn lanes(&self) -> usize {
-        match self.0.mode {
-            StoreMode::Standalone | StoreMode::Sentinel { .. } => self.0.connections,
+        match self.mode {
+            StoreMode::Standalone | StoreMode::Sentinel { .. } => self.connections,
             StoreMode::Cluster => CLUSTER_LANES,
         }
     }
 
     /// The lane of a key. In a cluster only counters of one lane can change in one step.
     pub(super) fn lane_of(&self, key: Key) -> usize {
-        match self.0.mode {
-            StoreMode::Standalone | StoreMode::Sentinel { .. } => key.low() as usize % self.0.connections,
+        match self.mode {
+            StoreMode::Standalone | StoreMode::Sentinel { .. } => key.low() as usize % self.connections,
             StoreMode::Cluster => (key.high() >> (u64::BITS as usize - 4 * TAG_DIGITS)) as usize,
         }
     }
@@ -302,7 +296,7 @@ impl Keyspace {
     /// Whether the counters can change in one step: those of a hash slot can, and all outside a cluster.
     pub(super) fn is_one_step(&self, keys: impl Iterator<Item = Key>) -> bool {
         let mut lanes = keys.map(|key| self.lane_of(key));
-        self.0.mode != StoreMode::Cluster || lanes.next().is_none_or(|first| lanes.all(|lane| lane == first))
+        self.mode != StoreMode::Cluster || lanes.next().is_none_or(|first| lanes.all(|lane| lane == first))
     }
 
     /// The name of a key in the store: the prefix and the hexadecimal key, whose first digits are in braces, so that
@@ -310,12 +304,12 @@ impl Keyspace {
     pub(super) fn name(&self, key: Key) -> Vec<u8> {
         let digits = format!("{:016x}{:016x}", key.high(), key.low());
         let (tag, rest) = digits.split_at(TAG_DIGITS);
-        [&self.0.prefix, "{", tag, "}", rest].concat().into_bytes()
+        [&self.prefix, "{", tag, "}", rest].concat().into_bytes()
     }
 
     /// The key with this name.
     pub(super) fn key_of(&self, name: &[u8]) -> Option<Key> {
-        let name = std::str::from_utf8(name.strip_prefix(self.0.prefix.as_bytes())?).ok()?;
+        let name = std::str::from_utf8(name.strip_prefix(self.prefix.as_bytes())?).ok()?;
         let (tag, rest) = name.strip_prefix('{')?.split_once('}')?;
         let digits = format!("{tag}{rest}");
         let half = |range: std::ops::Range<usize>| u64::from_str_radix(digits.get(range)?, 16).ok();
@@ -324,7 +318,7 @@ impl Keyspace {
 
     /// The channel of announcements.
     pub(super) fn channel(&self) -> String {
-        format!("{}refunds", self.0.prefix)
+        format!("{}refunds", self.prefix)
     }
 }
 
@@ -364,27 +358,20 @@ async fn charge(key: Key, local_share: &Lock<LocalShare>, lanes: &Arc<Lanes>, cl
 /// How often it is repeated.
 const WITHDRAWAL_INTERVAL: Duration = Duration::from_millis(250);
 /// The most withdrawals that are open. The expiry ends what others would take back.
-const WITHDRAWALS_MAX: usize = 1_024;
+pub(super) const WITHDRAWALS_MAX: usize = 1_024;
 
-/// The withdrawals that may still be opened.
-#[derive(Debug)]
-pub(super) struct Withdrawals(Arc<Semaphore>);
-
-impl Default for Withdrawals {
-    fn default() -> Self {
-        Self(Arc::new(Semaphore::new(WITHDRAWALS_MAX)))
-    }
-}
-
-impl Withdrawals {
-    /// Starts a withdrawal, unless too many are open. Each attempt waits for `timeout`.
-    pub(super) fn start(&self, checks: CounterChecks, timeout: Duration, lanes: Arc<Lanes>) {
-        if let Ok(permit) = self.0.clone().try_acquire_owned() {
-            tokio::spawn(async move {
-                withdraw(checks, timeout, &lanes).await;
-                drop(permit);
-            });
-        }
+/// Starts a withdrawal, unless no other `may_open`. Each attempt waits for `timeout`.
+pub(super) fn start_withdrawal(
+    may_open: &Arc<Semaphore>,
+    checks: CounterChecks,
+    timeout: Duration,
+    lanes: Arc<Lanes>,
+) {
+    if let Ok(permit) = may_open.clone().try_acquire_owned() {
+        tokio::spawn(async move {
+            withdraw(checks, timeout, &lanes).await;
+            drop(permit);
+        });
     }
 }
 

@@ -5,11 +5,17 @@
 //! however many replicas race.
 
 use std::{
-    sync::{Arc, MutexGuard},
+    sync::{
+        Arc, MutexGuard,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinSet,
+};
 use tollgate_counter::{lock::Lock, time::Clock};
 use tollgate_remote::{
     CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, RemoteExtent, RemoteOutcome,
@@ -38,10 +44,8 @@ pub use stats::SharedStoreStats;
 use batch::BatchPart;
 use clocks::Clocks;
 use connection::Link;
-use greeting::Announcements;
-use greeting::Greeter;
-use lanes::Lanes;
-use lanes::Withdrawals;
+use greeting::{Greeter, receive_announcements};
+use lanes::{Lanes, WITHDRAWALS_MAX, start_withdrawal};
 use stats::SharedStoreCounters;
 
 /// The shared store. Clones share it.
@@ -56,9 +60,11 @@ struct StoreParts {
     counts: Arc<SharedStoreCounters>,
     lanes: Arc<Lanes>,
     greeter: Greeter,
-    announcements: Announcements,
+    /// Whether announcements are received. Otherwise no refusal is decided without the store.
+    announcements_are_received: AtomicBool,
     local_share: Arc<Lock<LocalShare>>,
-    withdrawals: Withdrawals,
+    /// The withdrawals that may still be opened.
+    withdrawals: Arc<Semaphore>,
 }
 
 /// The state of the store as this replica sees it.
@@ -114,9 +120,9 @@ impl SharedStore {
                 counts.clone(),
                 local_share.clone(),
             ),
-            announcements: Announcements::default(),
+            announcements_are_received: AtomicBool::default(),
             local_share,
-            withdrawals: Withdrawals::default(),
+            withdrawals: Arc::new(Semaphore::new(WITHDRAWALS_MAX)),
             settings,
             clocks,
             counts,
@@ -140,7 +146,8 @@ impl SharedStore {
             greeting.greeter.keep_greeting(&greeting.lanes.links[0]).await;
         });
         tasks.spawn(async move {
-            hearing.announcements.receive(&hearing.settings, &hearing.lanes, passwords).await;
+            let StoreParts { announcements_are_received, settings, lanes, .. } = &*hearing;
+            receive_announcements(announcements_are_received, settings, lanes, passwords).await;
         });
         tasks.spawn(async move {
             lanes::charge_admitted(&charging.local_share, &charging.lanes, &charging.clocks).await;
@@ -206,7 +213,7 @@ impl Submit for SharedStore {
             return Some(Box::pin(async { RemoteOutcomes::new() }));
         }
         let store = self.0.clone();
-        let is_one_step = store.lanes.keyspace.is_one_step(checks.iter().map(|check| check.key));
+        let is_one_step = store.settings.is_one_step(checks.iter().map(|check| check.key));
         let part = BatchPart::new(checks.into(), mode, store.lanes.deadline(within), open);
         match part.mode {
             _ if is_one_step => Some(Box::pin(async move { store.apply(part).await })),
@@ -230,7 +237,7 @@ impl Submit for SharedStore {
             checks.into_iter().partition(is_withdrawal);
         self.0.lanes.take_back_late(others);
         if !withdrawals.is_empty() {
-            self.0.withdrawals.start(withdrawals, self.budget_max(), self.0.lanes.clone());
+            start_withdrawal(&self.0.withdrawals, withdrawals, self.budget_max(), self.0.lanes.clone());
         }
     }
 
@@ -243,8 +250,9 @@ impl Submit for SharedStore {
     }
 
     fn refuse_known(&self, check: &Check<'_>) -> Option<RemoteOutcome> {
-        let StoreParts { announcements, lanes, .. } = &*self.0;
-        announcements.are_received().then(|| lanes.refuse_known(check))?.map(RemoteOutcome::from_counter)
+        let StoreParts { announcements_are_received, lanes, .. } = &*self.0;
+        let refused = announcements_are_received.load(Relaxed).then(|| lanes.refuse_known(check))?;
+        refused.map(RemoteOutcome::from_counter)
     }
 
     fn extent(&self) -> RemoteExtent {

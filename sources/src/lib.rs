@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use tollgate_counter::time::Clock;
+use tollgate_counter::{named, time::Clock};
 use tollgate_rules::{ActiveRules, FileSettings, OverlayFile, RuleLoader, Watcher};
 
 use crate::url::Address;
@@ -17,6 +17,19 @@ pub struct RuleSourceSettings {
     pub source: SourceSettings,
     /// Whether the replica is ready only once rules are loaded.
     pub required: bool,
+}
+
+named! {
+    /// The kind of a source of rules.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum RuleSourceKind {
+        /// Rule files.
+        Files = "files",
+        /// A rule file at a URL.
+        Url = "url",
+        /// A control plane.
+        Xds = "xds",
+    }
 }
 
 /// The source of the rules.
@@ -41,11 +54,11 @@ pub struct RuleSourceStats {
 
 impl SourceSettings {
     /// The kind of the source, and its path or address without secrets.
-    pub fn described(&self) -> (&'static str, String) {
+    pub fn described(&self) -> (RuleSourceKind, String) {
         match self {
-            Self::Files(settings) => ("files", settings.path.display().to_string()),
-            Self::Url(settings) => ("url", settings.address.to_string()),
-            Self::Xds(settings, _) => ("xds", settings.url.clone()),
+            Self::Files(settings) => (RuleSourceKind::Files, settings.path.display().to_string()),
+            Self::Url(settings) => (RuleSourceKind::Url, settings.address.to_string()),
+            Self::Xds(settings, _) => (RuleSourceKind::Xds, settings.url.clone()),
         }
     }
 

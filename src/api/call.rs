@@ -105,6 +105,15 @@ pub struct CallReply {
     pub delay: Duration,
 }
 
+/// What becomes of a call.
+#[derive(Debug)]
+pub enum Handled<R, W> {
+    /// Its reply.
+    Ready(R),
+    /// What is to be done once another replica, the shared store or a file has answered.
+    Waiting(W),
+}
+
 impl ApiKind {
     /// All kinds of API.
     pub const ALL: [Self; 4] = [Self::Envoy, Self::TollgateV1, Self::Json, Self::ForwardAuth];
@@ -191,6 +200,16 @@ impl Call<'_> {
     /// The time that the caller waits.
     pub(super) fn timeout(self) -> Option<Duration> {
         self.metadata.and_then(timeout_from_headers)
+    }
+}
+
+impl<R, W> Handled<R, W> {
+    /// Changes what it holds.
+    pub(super) fn map<S, V>(self, reply: impl FnOnce(R) -> S, waiting: impl FnOnce(W) -> V) -> Handled<S, V> {
+        match self {
+            Self::Ready(ready) => Handled::Ready(reply(ready)),
+            Self::Waiting(waits) => Handled::Waiting(waiting(waits)),
+        }
     }
 }
 

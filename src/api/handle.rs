@@ -12,21 +12,12 @@ use tollgate_limiter::limiter::ActiveView;
 
 use crate::api::{
     Api, Error,
-    call::{ApiKind, Call, CallReply, Method, ResetPrecision, SingleMethod},
+    call::{ApiKind, Call, CallReply, Handled, Method, ResetPrecision, SingleMethod},
     metrics::Uncounted,
     rls::PlannedRequest,
     span::CallSpan,
     v1::{PlannedCheck, PlannedHold},
 };
-
-/// What becomes of a call.
-#[derive(Debug)]
-pub enum Handled<R = CallReply, W = WaitingCall> {
-    /// Its reply.
-    Ready(R),
-    /// The call waits for another replica, for the shared store or for a file.
-    Waiting(W),
-}
 
 /// A call that waits.
 #[derive(Debug)]
@@ -40,7 +31,7 @@ pub struct WaitingCall {
 
 /// The request of a call that waits.
 #[derive(Debug)]
-pub(super) enum WaitingRequest {
+enum WaitingRequest {
     Rls(PlannedRequest),
     Check(PlannedCheck),
     Hold(PlannedHold),
@@ -65,7 +56,7 @@ impl<'a> ReadBatch<'a> {
     }
 
     /// Decides a call, unless its counters are elsewhere.
-    pub fn handle(&mut self, call: Call<'_>) -> Result<Handled, Error> {
+    pub fn handle(&mut self, call: Call<'_>) -> Result<Handled<CallReply, WaitingCall>, Error> {
         let mut span = CallSpan::begin(self.api.traces.as_ref(), call);
         let decided = match self.decide(call, &mut span) {
             Ok(Handled::Ready(reply)) => Ok(reply),
@@ -88,26 +79,20 @@ impl<'a> ReadBatch<'a> {
         let api = self.api;
         let view = self.view.get_or_insert_with(|| api.limiter.view());
         match call.method {
-            Method::ShouldRateLimit => api.decide(call, view, span),
+            Method::ShouldRateLimit => {
+                Ok(api.decide(call, view, span)?.map(|reply| reply, WaitingRequest::Rls))
+            }
             Method::Decide(verb) => {
                 let decided = api.check(verb, call.message, call.timeout(), view, self.caller)?;
                 Ok(decided.map(CallReply::from_frame, WaitingRequest::Check))
             }
-            Method::Single(SingleMethod::Hold(verb)) => api.hold(verb, call, view, self.caller),
+            Method::Single(SingleMethod::Hold(verb)) => {
+                Ok(api.hold(verb, call, view, self.caller)?.map(|reply| reply, WaitingRequest::Hold))
+            }
             Method::Single(SingleMethod::Reset) => {
                 let metadata = call.metadata.cloned().map(Box::new);
                 Ok(Handled::Waiting(WaitingRequest::Reset(call.message.to_vec(), metadata)))
             }
-        }
-    }
-}
-
-impl<R, W> Handled<R, W> {
-    /// Changes what it holds.
-    pub(super) fn map<S, V>(self, reply: impl FnOnce(R) -> S, waiting: impl FnOnce(W) -> V) -> Handled<S, V> {
-        match self {
-            Self::Ready(ready) => Handled::Ready(reply(ready)),
-            Self::Waiting(waits) => Handled::Waiting(waiting(waits)),
         }
     }
 }

@@ -1,22 +1,20 @@
 //! Converts rate limit messages by the JSON mapping of Protocol Buffers.
 
-use std::{fmt, sync::LazyLock};
+use std::fmt;
 
 use prost::Message;
-use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDescriptor, SerializeOptions};
+use prost_reflect::{DynamicMessage, MethodDescriptor};
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 use tollgate_limiter::limiter::{CallSize, RequestBounds, TooLarge};
-use tollgate_wire::proto::{
-    DESCRIPTORS, envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status,
+use tollgate_wire::{
+    json::{POOL, message, text},
+    proto::{envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status},
 };
 
 use crate::api::call::Method;
-
-static POOL: LazyLock<DescriptorPool> =
-    LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).expect("the build has compiled them"));
 
 /// Why a JSON text is not a valid request.
 #[derive(Debug, thiserror::Error)]
@@ -57,22 +55,13 @@ pub fn request_text(request: &RateLimitRequest) -> Result<String, serde_json::Er
 }
 
 /// Converts the response of a method to JSON: lowerCamelCase names, enumerations by name, default values omitted.
-pub fn response(method: Method, message: &[u8]) -> Result<String, serde_json::Error> {
-    text(descriptor(method).output(), message)
+pub fn response(method: Method, encoded: &[u8]) -> Result<String, serde_json::Error> {
+    text(descriptor(method).output(), encoded)
 }
 
 /// Converts an error to JSON.
 pub(super) fn error(error: &Status) -> Result<String, serde_json::Error> {
-    let descriptor = POOL.get_message_by_name("google.rpc.Status");
-    text(descriptor.expect("the build has compiled it"), &error.encode_to_vec())
-}
-
-fn text(descriptor: MessageDescriptor, encoded: &[u8]) -> Result<String, serde_json::Error> {
-    let mut message = DynamicMessage::new(descriptor);
-    message.merge(encoded).map_err(serde::ser::Error::custom)?;
-    let mut json = serde_json::Serializer::new(Vec::new());
-    message.serialize_with_options(&mut json, &SerializeOptions::new())?;
-    String::from_utf8(json.into_inner()).map_err(serde::ser::Error::custom)
+    text(message("google.rpc.Status"), &error.encode_to_vec())
 }
 
 fn descriptor(method: Method) -> MethodDescriptor {
@@ -216,12 +205,14 @@ mod tests {
     use super::*;
     use tollgate_wire::proto::tollgate::v1;
 
-    use crate::api::{call::Verb, error::details};
+    use crate::api::{ApiSettings, call::Verb, error::details};
 
-    const BOUNDS: RequestBounds = RequestBounds { requests: 2, descriptors: 2, entries: 3 };
+    fn bounds() -> RequestBounds {
+        RequestBounds { descriptors: 2, entries: 3, ..ApiSettings::default().bounds() }
+    }
 
     fn read(json: &str) -> Result<(), JsonError> {
-        request(Method::ShouldRateLimit, json.as_bytes(), BOUNDS).map(drop)
+        request(Method::ShouldRateLimit, json.as_bytes(), bounds()).map(drop)
     }
 
     #[test]
@@ -285,7 +276,7 @@ mod tests {
         };
         let call = v1::CheckRequest { requests: vec![request], mode: 1 };
         let json = text(super::descriptor(method).input(), &call.encode_to_vec()).unwrap();
-        let read = super::request(method, json.as_bytes(), BOUNDS).unwrap();
+        let read = super::request(method, json.as_bytes(), bounds()).unwrap();
         assert_eq!(v1::CheckRequest::decode(&*read).unwrap(), call);
 
         let time = |nanos| Some(prost_types::Duration { seconds: 1 << 30, nanos });

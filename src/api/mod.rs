@@ -26,11 +26,11 @@ pub mod rls;
 mod span;
 pub mod v1;
 
-pub use call::{ApiKind, Call, CallReply, Method, ResetPrecision};
+pub use call::{ApiKind, Call, CallReply, Handled, Method, ResetPrecision};
 pub use cross_site::Hosts;
 pub use error::Error;
 pub use failed_calls::FailedCall;
-pub use handle::{Handled, ReadBatch, WaitingCall};
+pub use handle::{ReadBatch, WaitingCall};
 pub(crate) use metrics::ALL as METRICS;
 pub use metrics::ApiMetrics;
 pub use rls::headers;

@@ -5,11 +5,9 @@ use std::{io, process::ExitCode};
 use clap::{Arg, ArgMatches, Command, builder::PossibleValuesParser, value_parser};
 use clap_complete::{Shell, generate};
 use clap_mangen::Man;
+use tollgate_tools::{examples, print};
 
-use crate::{
-    cli::command::{examples, print},
-    settings,
-};
+use crate::settings;
 
 const RULES: &str = "rules";
 const SETTINGS: &str = "settings";

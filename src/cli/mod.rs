@@ -1,23 +1,9 @@
-//! The command line. Each command is a thin client of the library.
+//! The command line: the service, what is generated from its settings and flags, and the tools.
 
 use std::{env, ffi::OsString, path::Path, process::ExitCode};
 
-mod admin_client;
-mod ask;
-mod bench;
-mod check;
-mod command;
-mod counters;
-mod diff;
-mod doctor;
-mod explain;
 mod generated;
-mod request;
 mod serve;
-mod simulate;
-mod target;
-
-use command::{FAILURE, report};
 
 /// The name of the program.
 const NAME: &str = "tollgate";
@@ -35,34 +21,19 @@ pub fn run() -> ExitCode {
             return if printed.is_ok() && !error.use_stderr() {
                 ExitCode::SUCCESS
             } else {
-                misused(arguments.get(1))
+                let command = arguments.get(1).and_then(|command| command.to_str());
+                tollgate_tools::misused(command.unwrap_or_default())
             };
         }
     };
     match matches.subcommand() {
         Some((serve::NAME, serve)) => serve::run(serve),
-        Some(("check", check)) => check::run(check),
-        Some(("ask", ask)) => report(ask::run(ask)),
-        Some(("bench", bench)) => report(bench::run(bench)),
-        Some(("explain", explain)) => report(explain::run(explain)),
-        Some(("counters", counters)) => report(counters::run(counters)),
-        Some(("diff", diff)) => diff::run(diff),
-        Some(("doctor", doctor)) => doctor::run(doctor),
-        Some(("simulate", simulate)) => report(simulate::run(simulate)),
         Some(("schema", schema)) => generated::schema(schema),
         Some(("completions", completions)) => generated::completions(completions, command()),
         Some(("man", man)) => generated::man(man, command()),
-        // clap has refused all other commands.
-        Some(_) | None => ExitCode::FAILURE,
-    }
-}
-
-/// The exit code for arguments that the command with this name does not take.
-fn misused(command: Option<&OsString>) -> ExitCode {
-    if command.is_some_and(|name| name == diff::NAME || name == doctor::NAME) {
-        ExitCode::from(FAILURE)
-    } else {
-        ExitCode::FAILURE
+        Some((tool, matches)) => tollgate_tools::run(tool, matches),
+        // clap has required a command.
+        None => ExitCode::FAILURE,
     }
 }
 
@@ -84,21 +55,14 @@ fn command() -> clap::Command {
     let program = clap::Command::new(NAME)
         .version(env!("CARGO_PKG_VERSION"))
         .about("Rate limit service for Envoy and other gRPC clients")
-        .after_help(command::examples(&[
+        .after_help(tollgate_tools::examples(&[
             "tollgate serve --rules rules.yaml",
             "tollgate ask edge remote_address=203.0.113.7",
         ]))
         .subcommand_required(true)
         .arg_required_else_help(true)
         .subcommand(serve::command())
-        .subcommand(check::command())
-        .subcommand(ask::command())
-        .subcommand(bench::command())
-        .subcommand(explain::command())
-        .subcommand(counters::command())
-        .subcommand(diff::command())
-        .subcommand(doctor::command())
-        .subcommand(simulate::command())
+        .subcommands(tollgate_tools::commands())
         .subcommand(generated::schema_command())
         .subcommand(generated::completions_command());
     let commands = program.get_subcommands().map(|command| command.get_name().to_owned()).collect();
@@ -107,40 +71,16 @@ fn command() -> clap::Command {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
-
-    /// The words of each example in the help of a command, as a shell reads them up to a pipe or a redirection.
-    pub(super) fn examples_of(command: &clap::Command) -> Vec<Vec<String>> {
-        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-        let help = help.replace("\\\n", "");
-        let lines = help.lines().filter_map(|line| line.strip_prefix("  "));
-        lines.map(words).collect()
-    }
-
-    /// Single quotes keep what is between them in one word.
-    fn words(line: &str) -> Vec<String> {
-        let mut words = vec![String::new()];
-        let mut is_quoted = false;
-        for character in line.trim().chars() {
-            match character {
-                '\'' => is_quoted = !is_quoted,
-                ' ' if !is_quoted => words.push(String::new()),
-                '|' | '>' if !is_quoted => {
-                    words.pop();
-                    break;
-                }
-                other => words.last_mut().unwrap().push(other),
-            }
-        }
-        words.retain(|word| !word.is_empty());
-        words
-    }
+    use crate::settings::Setting;
 
     #[test]
     fn every_command_has_examples_that_parse() {
         let program = command();
         for described in program.get_subcommands().chain([&program]) {
-            let examples = examples_of(described);
+            let examples = tollgate_tools::examples_of(described);
             assert!(!examples.is_empty(), "{} has no example", described.get_name());
             for words in examples {
                 let is_own = described.get_name() == NAME || words[1] == described.get_name();
@@ -149,6 +89,25 @@ mod tests {
                     panic!("{words:?}: {error}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn tools_ask_the_listeners_of_default_settings() {
+        for (tool, setting) in [
+            ("ask", "grpc.listen"),
+            ("bench", "grpc.listen"),
+            ("counters", "admin.listen"),
+            ("doctor", "admin.listen"),
+            ("explain", "admin.listen"),
+        ] {
+            let program = command();
+            let tool = program.find_subcommand(tool).unwrap();
+            let to = tool.get_arguments().find(|flag| flag.get_id() == "to").unwrap();
+            let to: SocketAddr = to.get_default_values()[0].to_str().unwrap().parse().unwrap();
+            let listen: SocketAddr = Setting::named(setting).unwrap().default.parse().unwrap();
+            assert!(to.ip().is_loopback());
+            assert_eq!(to.port(), listen.port(), "{setting}");
         }
     }
 

@@ -17,10 +17,10 @@ use tokio::{
 };
 use tollgate_counter::time::{Clock, Stopwatch};
 use tollgate_telemetry::logs;
+use tollgate_tools::examples;
 use tracing::{error, info, warn};
 
 use crate::{
-    cli::command::examples,
     server::{Server, WorkerPool},
     settings::{
         BackendChoice, CATALOG, Compat, ListenAddress, ListenerTlsFiles, Settings, SettingsSources,
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn examples_in_help_are_valid_settings() {
-        for words in crate::cli::tests::examples_of(&command()) {
+        for words in tollgate_tools::examples_of(&command()) {
             let given = sources(&command().get_matches_from(&words[1..]));
             // The settings file is that of an operator.
             let loaded = SettingsSources { file: None, environment: Vec::new(), ..given }.load();

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use axum::http::HeaderName;
 use tollgate_limiter::limiter;
 use tollgate_shared_store::is_prefix;
-use tollgate_sources::{RuleLocation, xds};
+use tollgate_sources::{RuleLocation, RuleSourceKind, xds};
 use tollgate_store::OnFull;
 use tollgate_telemetry::logs::{self, Denials, LogFormat};
 
@@ -15,10 +15,10 @@ use crate::{
         listeners::{CertificateName, ListenAddress},
         memory::MemoryShare,
         value_type::{
-            COUNT_MAX, Parser, ProgramPart, RedisMode, RuleSourceKind, Setting, StoreKind, URL,
-            advertised_address, boolean, bytes, certificate_names, connections, count, file_mode, host_names,
-            host_ports, integer, one_of, or_auto, or_off, pairs, path, read, redis_urls, size,
-            socket_address, text, time, time_between, word,
+            COUNT_MAX, Parser, ProgramPart, RedisMode, Setting, StoreKind, URL, advertised_address, boolean,
+            bytes, certificate_names, connections, count, file_mode, host_names, host_ports, integer, one_of,
+            or_auto, or_off, pairs, path, read, redis_urls, size, socket_address, text, time, time_between,
+            word,
         },
     },
 };
@@ -40,6 +40,12 @@ pub(super) const REDIS_TIMEOUT_MAX: Duration = secs(60);
 /// The most connections to each Redis server.
 pub(super) const REDIS_CONNECTIONS_MAX: u64 = 64;
 
+/// The sources of rules that have settings of their own.
+impl ProgramPart {
+    const RULES_URL: Self = Self::Rules(RuleSourceKind::Url);
+    const RULES_XDS: Self = Self::Rules(RuleSourceKind::Xds);
+}
+
 settings! {
     "rules." Always "Rules" struct rules: Rules {
         source: RuleSourceKind = one_of(&[("files", RuleSourceKind::Files), ("xds", RuleSourceKind::Xds)]) => "files"
@@ -53,7 +59,7 @@ settings! {
         overlay: Option<PathBuf> = or_off(path()) => "off"
             "File that adds algorithms and other keys to the rules of a control plane; it is compared every rules.poll_interval too.";
     }
-    "rules.url." Url "Rules from a URL" struct url: RulesUrl {
+    "rules.url." RULES_URL "Rules from a URL" struct url: RulesUrl {
         interval: Duration = time_between(secs(1), secs(24 * 60 * 60)) => "30s"
             "Time between two requests for the rules, up to a fifth of which is left out at random. A request that fails is repeated sooner.";
         timeout: Duration = time_between(millis(100), secs(5 * 60)) => "10s"
@@ -77,7 +83,7 @@ settings! {
         copy: Option<PathBuf> = or_off(path()) => "off"
             "File in which the last rules that were loaded are kept, for a start without the server.";
     }
-    "rules.xds." Xds "Rules from a control plane" struct xds: Xds {
+    "rules.xds." RULES_XDS "Rules from a control plane" struct xds: Xds {
         url: Option<String> = or_off(text(URL, "http://HOST:PORT or https://HOST:PORT", xds::is_url)) => "off"
             "Address of the control plane: http://HOST:PORT, or https://HOST:PORT for TLS.";
         node_id: String = word() => "tollgate"

@@ -1,7 +1,5 @@
 //! The values of all settings become the settings of the components, if they agree with each other.
 
-use tollgate_sources::RuleLocation;
-
 use crate::{
     api::admin::{EffectiveSetting, SettingOrigin},
     persistence,
@@ -9,7 +7,7 @@ use crate::{
         Admin, Drain, ListenerTlsFiles, Settings, TlsSettings,
         catalog::{CATALOG, Counters, SettingsDraft, TlsFiles},
         conflicts::Conflicts,
-        value_type::{OFF, ProgramPart, RuleSourceKind, Setting, StoreKind},
+        value_type::{OFF, ProgramPart, Setting, StoreKind},
     },
 };
 
@@ -20,6 +18,7 @@ impl SettingsDraft {
         let each = CATALOG.iter().zip(&given);
         let unused = each.filter_map(|(setting, given)| self.unused(setting, given, redis));
         let mut conflicts = Conflicts(unused.collect());
+        let rules = self.rule_source(&mut conflicts);
         let Self {
             grpc,
             http,
@@ -41,7 +40,7 @@ impl SettingsDraft {
         let memory_limit = self.store.memory_limit;
         let Counters { on_full, snapshot, snapshot_every } = self.counters;
         let settings = Settings {
-            rules: self.rules.read(self.url, self.xds, &mut conflicts),
+            rules,
             tls: TlsSettings {
                 grpc: self.grpc_tls.read("grpc.tls_", &mut conflicts),
                 http: self.http_tls.read("http.tls_", &mut conflicts),
@@ -84,13 +83,7 @@ impl SettingsDraft {
         let in_redis;
         let why = match setting.part {
             ProgramPart::Always => None,
-            ProgramPart::Url => {
-                let is_url = matches!(self.rules.path, Some(RuleLocation::Url(_)));
-                let is_read = is_url && self.rules.source == RuleSourceKind::Files;
-                (!is_read).then_some("needs a URL in rules.path, which is not set")
-            }
-            ProgramPart::Xds => (self.rules.source != RuleSourceKind::Xds)
-                .then_some("needs rules.source xds, which is not set"),
+            ProgramPart::Rules(kind) => self.rules.unread(kind),
             ProgramPart::Redis => (!is_redis).then_some("needs store.kind redis, which is not set"),
             ProgramPart::Memory | ProgramPart::Cluster if is_redis => {
                 in_redis = format!("does not go with {redis}: the counters are not in this process");

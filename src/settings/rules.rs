@@ -4,23 +4,39 @@ use std::path::PathBuf;
 
 use tollgate_rules::FileSettings;
 use tollgate_sources::{
-    ClientTlsFiles, RuleLocation, RuleSourceSettings,
+    ClientTlsFiles, RuleLocation, RuleSourceKind, RuleSourceSettings,
     url::{self, Address},
     xds,
 };
 
 use crate::settings::{
-    catalog::{Rules, RulesUrl, Xds},
+    catalog::{Rules, RulesUrl, SettingsDraft, Xds},
     conflicts::Conflicts,
-    value_type::RuleSourceKind,
 };
 
 impl Rules {
-    pub(super) fn read(self, url: RulesUrl, xds: Xds, conflicts: &mut Conflicts) -> RuleSourceSettings {
-        let Self { source, path, poll_interval, required, overlay } = self;
+    /// Why settings of a source of this kind have no effect; `None` if it is the one that is read.
+    pub(super) fn unread(&self, kind: RuleSourceKind) -> Option<&'static str> {
+        let is_url = matches!(self.path, Some(RuleLocation::Url(_)));
+        match (kind, self.source) {
+            (RuleSourceKind::Url, RuleSourceKind::Files) if is_url => None,
+            (RuleSourceKind::Url, _) => Some("needs a URL in rules.path, which is not set"),
+            (RuleSourceKind::Xds, source) if source != kind => {
+                Some("needs rules.source xds, which is not set")
+            }
+            (RuleSourceKind::Files | RuleSourceKind::Xds, _) => None,
+        }
+    }
+}
+
+impl SettingsDraft {
+    /// The source of the rules.
+    pub(super) fn rule_source(&self, conflicts: &mut Conflicts) -> RuleSourceSettings {
+        let Rules { source, path, poll_interval, required, overlay } = self.rules.clone();
         let file = |path| FileSettings { path, poll_interval };
         let source = match source {
-            RuleSourceKind::Files => {
+            // A file may be at a URL.
+            RuleSourceKind::Files | RuleSourceKind::Url => {
                 if overlay.is_some() {
                     conflicts.add("rules.overlay needs rules.source xds, which is not set");
                 }
@@ -29,16 +45,17 @@ impl Rules {
                         .add("rules.path: not set; use --rules, TOLLGATE_RULES__PATH or a settings file");
                 }
                 match path {
-                    Some(RuleLocation::Url(address)) => {
-                        tollgate_sources::SourceSettings::Url(Box::new(url.read(address, conflicts)))
-                    }
+                    Some(RuleLocation::Url(address)) => tollgate_sources::SourceSettings::Url(Box::new(
+                        self.url.clone().read(address, conflicts),
+                    )),
                     Some(RuleLocation::Path(path)) => tollgate_sources::SourceSettings::Files(file(path)),
                     None => tollgate_sources::SourceSettings::Files(file(PathBuf::new())),
                 }
             }
-            RuleSourceKind::Xds => {
-                tollgate_sources::SourceSettings::Xds(Box::new(xds.read(conflicts)), overlay.map(file))
-            }
+            RuleSourceKind::Xds => tollgate_sources::SourceSettings::Xds(
+                Box::new(self.xds.clone().read(conflicts)),
+                overlay.map(file),
+            ),
         };
         RuleSourceSettings { source, required }
     }
@@ -115,7 +132,7 @@ fn tls_files(
 
 #[cfg(test)]
 mod tests {
-    use tollgate_sources::SourceSettings;
+    use tollgate_sources::{RuleSourceKind, SourceSettings};
 
     use crate::{
         api::admin::SettingOrigin,
@@ -127,7 +144,7 @@ mod tests {
     #[test]
     fn rules_path_with_a_scheme_is_a_url() {
         let settings = load(&[("rules.path", URL), ("rules.url.interval", "5s")]).unwrap();
-        assert_eq!(settings.rules.source.described(), ("url", URL.to_owned()));
+        assert_eq!(settings.rules.source.described(), (RuleSourceKind::Url, URL.to_owned()));
         assert!(matches!(load(&[("rules.path", "rules")]).unwrap().rules.source, SourceSettings::Files(_)));
     }
 

@@ -12,7 +12,7 @@ use jiff::SignedDuration;
 use serde_json::{Value as Json, json};
 use tollgate_cluster::link;
 use tollgate_counter::printable;
-use tollgate_sources::url::Address;
+use tollgate_sources::{RuleSourceKind, url::Address};
 
 use crate::settings::{listeners::CertificateName, memory::MemoryShare};
 
@@ -48,10 +48,8 @@ pub struct Setting {
 pub(super) enum ProgramPart {
     /// A part that is always there.
     Always,
-    /// Rules from a URL.
-    Url,
-    /// The client of a control plane.
-    Xds,
+    /// A source of rules.
+    Rules(RuleSourceKind),
     /// Counters in Redis.
     Redis,
     /// Counters in memory.
@@ -99,13 +97,6 @@ impl Setting {
 /// The environment variable of a setting with this name.
 pub(super) fn variable(name: &str) -> String {
     format!("TOLLGATE_{}", name.replace('.', "__").to_uppercase())
-}
-
-/// The source of the rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RuleSourceKind {
-    Files,
-    Xds,
 }
 
 /// The place of the counters.

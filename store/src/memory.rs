@@ -222,7 +222,7 @@ impl Memory {
         now: Timestamp,
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Result<Decisions, NotLocal> {
-        let mut locked = self.lock_owned(checks, now)?;
+        let mut locked = LockedSlots::owned(self, checks, now)?;
         if locked.have_side_data() {
             locked.settle_side_data(checks);
             locked.require_unleased(checks, &refused)?;

@@ -18,7 +18,7 @@ import envoy as envoy_package
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The packages below the service.
-PACKAGES = ("cluster", "counter", "limiter", "net", "quota", "remote", "rules", "shared_store", "sources", "store", "telemetry", "wire")
+PACKAGES = ("cluster", "counter", "limiter", "net", "quota", "remote", "rules", "shared_store", "sources", "store", "telemetry", "tools", "wire")
 TOLLGATE = pathlib.Path(os.environ.get("TOLLGATE", ROOT / "target" / "debug" / "tollgate"))
 # The program and not the launcher of the wheel, so that a signal reaches it.
 ENVOY = pathlib.Path(envoy_package.__file__).parent / "_bin" / "envoy"

@@ -29,7 +29,7 @@ fn between<'t>(text: &'t str, open: &'t str, close: &'t str) -> impl Iterator<It
 }
 
 /// The folders of the packages below the service.
-pub const PACKAGES: [&str; 12] = [
+pub const PACKAGES: [&str; 13] = [
     "cluster",
     "counter",
     "limiter",
@@ -41,6 +41,7 @@ pub const PACKAGES: [&str; 12] = [
     "sources",
     "store",
     "telemetry",
+    "tools",
     "wire",
 ];
 

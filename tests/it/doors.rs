@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use crate::docs::PACKAGES;
 
-const DOORS: [(&str, &str); 12] = [
+const DOORS: [(&str, &str); 13] = [
     (
         "cluster",
         "Cluster ClusterSettings ClusterStats ClusterView Files LinkTrust MemberId MemberState MemberView \
@@ -27,7 +27,7 @@ const DOORS: [(&str, &str); 12] = [
         "remote",
         "Admitted COUNTER_ONLY CounterCheck CounterChecks DecidedBy LATE_MAX LocalShare LocalShareBasis \
           MEMORY_DIVISOR OpenChecks Outcomes Remote RemoteExtent RemoteHoldError RemoteOutcome \
-          RemoteOutcomes Submission SubmissionMode Submit answered lock refund_operations \
+          RemoteOutcomes ReplicaShare SentId Submission SubmissionMode Submit answered lock refund_operations \
           reserve_operations rounds settle_operations settled withdrawals",
     ),
     (
@@ -40,14 +40,17 @@ const DOORS: [(&str, &str); 12] = [
           ReadDocuments ResourceLocation Rule RuleEvent RuleInput RuleLoader RuleOptions RuleOrigin \
           RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle Trial TrialNumbers Unit Unknown \
           Variable Watcher address algorithm_keys compile composite file_watch fuzz json_schema load \
-          load_trial set_idle_priority yaml",
+          load_trial rule_text set_idle_priority yaml",
     ),
     (
         "shared_store",
         "ConnectError PasswordError PasswordSource PasswordSources Passwords SharedStore \
           SharedStoreSettings SharedStoreState SharedStoreStats StoreMode StoreTlsFiles is_prefix is_url",
     ),
-    ("sources", "ClientTlsFiles RuleLocation RuleSourceSettings RuleSourceStats SourceSettings url xds"),
+    (
+        "sources",
+        "ClientTlsFiles RuleLocation RuleSourceKind RuleSourceSettings RuleSourceStats SourceSettings url xds",
+    ),
     (
         "store",
         "Admin BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterOperation CounterState \
@@ -62,7 +65,8 @@ const DOORS: [(&str, &str); 12] = [
           fuzz id_bytes refuses reserve",
     ),
     ("telemetry", "causes logs metrics sampler traces"),
-    ("wire", "descriptor_template descriptor_text proto protobuf"),
+    ("tools", "commands examples examples_of misused print run"),
+    ("wire", "descriptor_template descriptor_text finding json proto protobuf"),
 ];
 
 /// The modules and items that a source makes public.
@@ -80,7 +84,9 @@ fn door(source: &str) -> BTreeSet<String> {
         }
     }
     for line in source.lines() {
-        let item = line.strip_prefix("pub ").and_then(|item| item.split_once(' '));
+        // A macro may make an enum.
+        let made = || line.strip_prefix("    pub ").filter(|item| item.starts_with("enum "));
+        let item = line.strip_prefix("pub ").or_else(made).and_then(|item| item.split_once(' '));
         if let Some(("fn" | "struct" | "enum" | "const" | "trait" | "type" | "static", rest)) = item {
             let name = rest.split(|letter: char| letter != '_' && !letter.is_alphanumeric()).next().unwrap();
             names.insert(name.to_owned());
@@ -103,6 +109,6 @@ fn doors_of_packages_are_those_listed() {
 
 #[test]
 fn modules_and_items_of_a_door_are_found() {
-    let source = "mod a;\n/// B.\npub mod b;\nuse a::No;\n#[cfg(x)]\npub use a::{One,\n    Two as Three};\npub use a::Four;\npub fn five() {\n    pub fn no() {}\n}\n";
-    assert_eq!(door(source), ["Four", "One", "Three", "b", "five"].map(str::to_owned).into());
+    let source = "mod a;\n/// B.\npub mod b;\nuse a::No;\n#[cfg(x)]\npub use a::{One,\n    Two as Three};\npub use a::Four;\npub fn five() {\n    pub fn no() {}\n}\nnamed! {\n    pub enum Six {}\n}\n";
+    assert_eq!(door(source), ["Four", "One", "Six", "Three", "b", "five"].map(str::to_owned).into());
 }

@@ -5,7 +5,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -26,7 +26,10 @@ use tollgate_store::{
     Memory, OnExpiry, OnFull, OnRefusal, Refusal, Reserved, SettleOutcome, Settled, UnknownId,
 };
 
-use crate::harness::until;
+use crate::{
+    harness::{rounds, until},
+    links::proxy::Proxy,
+};
 
 /// Longer than any check here takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -52,23 +55,30 @@ impl Pair {
 
     /// Two replicas with this memory limit each.
     async fn start_with(memory_bytes: u64) -> Self {
+        Self::start_behind(&[], memory_bytes, TIMEOUT).await
+    }
+
+    /// Two replicas that reach each other through these proxies, if there are any.
+    async fn start_behind(proxies: &[Proxy], memory_bytes: u64, forward_budget_max: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let secret = folder.path().join("secret");
         std::fs::write(&secret, "a secret that two replicas share\n").unwrap();
         let mut running = JoinSet::new();
         let (mut clusters, mut memories, mut seeds) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..2 {
+        for index in 0..2 {
             let trust = Trust {
                 files: None,
                 secret_file: Some(secret.clone()),
                 poll_interval: Duration::from_secs(10),
             };
             let listen = "127.0.0.1:0".parse().unwrap();
-            let link = link::LinkSettings { listen, advertise: None, seeds: seeds.clone(), trust };
+            let proxy = proxies.get(index);
+            let advertise = proxy.map(|proxy| proxy.address.to_string());
+            let link = link::LinkSettings { listen, advertise, seeds: seeds.clone(), trust };
             let settings = tollgate_cluster::ClusterSettings {
                 link,
                 tuning: tollgate_cluster::Tuning {
-                    forward_budget_max: TIMEOUT,
+                    forward_budget_max,
                     forget_after: Duration::from_secs(30),
                     ..tollgate_cluster::Tuning::FOR_TESTS
                 },
@@ -77,7 +87,10 @@ impl Pair {
             let rules = Arc::new(ActiveRules::default());
             let bound = Cluster::bind(settings, memory.clone(), Vec::new(), rules, Clock::system()).await;
             let (cluster, listening) = bound.unwrap();
-            seeds.push(listening.address().to_string());
+            if let Some(proxy) = proxy {
+                proxy.set_target(listening.address());
+            }
+            seeds.push(proxy.map_or(listening.address(), |proxy| proxy.address).to_string());
             running.spawn(cluster.clone().run(listening));
             cluster.joined().await;
             clusters.push(cluster);
@@ -285,4 +298,50 @@ async fn calls_above_connection_forward_limit_are_refused_alone() {
     assert_eq!(refused, 64 - 4_096 / 256);
     let (again, _) = pair.decide(256, &greedy).await;
     assert!(again.is_ok(), "earlier calls no longer count towards the bound");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_across_resets_are_charged_once_and_not_degraded() {
+    let proxies = [Proxy::start().await, Proxy::start().await];
+    let budget = tollgate_cluster::Tuning::FOR_TESTS.forward_budget_max;
+    let pair = Pair::start_behind(&proxies, 1 << 30, budget).await;
+    // Of these keys each replica owns about half. No window ends during the test.
+    let (keys, window) = (keys(64), Window::from_nanos(1_000_000_000 * SECOND).unwrap());
+    let limit = Limit::FixedWindow(FixedWindow { limit: 1_000_000_000, window, excess: Excess::Refuse });
+    let decide = async |key: Key, operation| {
+        let check = Check { key, limit: &limit, operation, on_refusal: OnRefusal::TakeBack };
+        let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
+        let check = CounterCheck::new(&check, policy);
+        let decided = pair.caller.decide(&[check], None, &Caller::default(), &any_refuses(1)).await.unwrap();
+        assert_eq!(decided.degraded[..], [false]);
+        assert!(decided.decisions[0].verdict.passes());
+        decided.decisions[0].remaining
+    };
+    let (calls, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let calling = futures_util::future::join_all((0..16).map(async |first| {
+        for key in keys.iter().cycle().skip(first * 4) {
+            if is_over.load(Relaxed) {
+                return;
+            }
+            decide(*key, Operation::Charge(1)).await;
+            calls.fetch_add(1, Relaxed);
+        }
+    }));
+    let resetting = async {
+        for _reset in 0..rounds(100, 1_000) {
+            let (before, links) = (calls.load(Relaxed), pair.other.stats().links.reconnects.get());
+            proxies.iter().for_each(Proxy::cut);
+            // The link goes on, and each caller has got further.
+            let reconnected = || pair.other.stats().links.reconnects.get() > links;
+            until(async || (reconnected() && calls.load(Relaxed) >= before + 32).then_some(())).await;
+        }
+        is_over.store(true, Relaxed);
+    };
+    tokio::join!(calling, resetting);
+    let mut charged = 0;
+    for key in &keys {
+        charged += 1_000_000_000 - decide(*key, Operation::Peek).await;
+    }
+    assert_eq!(charged, calls.into_inner() as u64);
+    assert!(pair.memories.iter().all(|memory| memory.stats().live > 0), "both replicas own keys");
 }

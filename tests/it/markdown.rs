@@ -10,6 +10,8 @@ const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 /// Folders of what is built or installed.
 const GENERATED: [&str; 5] = ["target", "node_modules", "build", "dist", "__pycache__"];
 const BYTES_MAX: u64 = 1 << 20;
+/// The most words of all pages together: what a page says already, another one links.
+const WORDS_MAX: usize = 90_000;
 
 /// The text files of the project for which `wanted` is true, by their paths in it.
 fn texts(wanted: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
@@ -124,6 +126,17 @@ fn links_of_pages_lead_to_files_and_headings() {
     }
     assert!(checked > 300, "only {checked} links were found");
     assert!(broken.is_empty(), "{broken:#?}");
+}
+
+#[test]
+fn all_pages_together_keep_their_bound_of_words() {
+    let mut words: Vec<_> =
+        pages().into_iter().map(|(path, page)| (page.split_whitespace().count(), path)).collect();
+    words.sort();
+    let total: usize = words.iter().map(|(words, _)| words).sum();
+    let lines: String = words.iter().map(|(words, path)| format!("{words:6} {path}\n")).collect();
+    println!("{lines}{total:6} in all, at most {WORDS_MAX}");
+    assert!(total <= WORDS_MAX, "{total} words, by page:\n{lines}");
 }
 
 #[test]

@@ -22,10 +22,7 @@ use tollgate::{
 };
 use tollgate_wire::proto::{
     envoy::service::ratelimit::v3::RateLimitRequest,
-    tollgate::v1::{
-        CancelRequest, CheckResponse, PeekRequest, Request, SettleRequest,
-        question_answer::Result as Answered,
-    },
+    tollgate::v1::{CheckResponse, PeekRequest, Request, SettleRequest, question_answer::Result as Answered},
 };
 
 use crate::{
@@ -115,31 +112,31 @@ fn repeated(one: &RateLimitRequest, requests: usize) -> Vec<Request> {
     vec![Request::decode(&*one.encode_to_vec()).unwrap(); requests]
 }
 
-/// The message of a method. Those with one request begin with the same fields.
+/// Whether its message names a reservation.
+fn names_reservation(method: Method) -> bool {
+    matches!(method, Method::Single(SingleMethod::Hold(HoldVerb::Settle | HoldVerb::Cancel)))
+}
+
+/// The message of a method. Those with one request begin with the same fields, and then with those of a settlement if they
+/// name a reservation.
 fn message(method: Method, one: &RateLimitRequest, requests: usize) -> Vec<u8> {
-    let (bytes, reservation_id) = (one.encode_to_vec(), "a".to_owned());
-    match method {
-        Method::Decide(_) => PeekRequest { requests: repeated(one, requests) }.encode_to_vec(),
-        Method::Single(SingleMethod::Hold(HoldVerb::Settle)) => {
-            SettleRequest { reservation_id, ..SettleRequest::decode(&*bytes).unwrap() }.encode_to_vec()
-        }
-        Method::Single(SingleMethod::Hold(HoldVerb::Cancel)) => {
-            CancelRequest { reservation_id, ..CancelRequest::decode(&*bytes).unwrap() }.encode_to_vec()
-        }
-        Method::ShouldRateLimit
-        | Method::Single(SingleMethod::Hold(HoldVerb::Reserve) | SingleMethod::Reset) => bytes,
+    if let Method::Decide(_) = method {
+        return PeekRequest { requests: repeated(one, requests) }.encode_to_vec();
     }
+    let mut bytes = one.encode_to_vec();
+    if names_reservation(method) {
+        SettleRequest { reservation_id: "a".to_owned(), ..Default::default() }.encode(&mut bytes).unwrap();
+    }
+    bytes
 }
 
 fn json_body(method: Method, one: &RateLimitRequest, requests: usize) -> String {
     let mut one: Value = serde_json::from_str(&request_text(one).unwrap()).unwrap();
-    match method {
-        Method::Decide(_) => return json!({ "requests": vec![one; requests] }).to_string(),
-        Method::Single(SingleMethod::Hold(HoldVerb::Settle | HoldVerb::Cancel)) => {
-            one["reservationId"] = "a".into();
-        }
-        Method::ShouldRateLimit
-        | Method::Single(SingleMethod::Hold(HoldVerb::Reserve) | SingleMethod::Reset) => {}
+    if let Method::Decide(_) = method {
+        return json!({ "requests": vec![one; requests] }).to_string();
+    }
+    if names_reservation(method) {
+        one["reservationId"] = "a".into();
     }
     one.to_string()
 }

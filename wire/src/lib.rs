@@ -2,6 +2,8 @@
 
 pub mod descriptor_template;
 pub mod descriptor_text;
+pub mod finding;
+pub mod json;
 #[allow(missing_docs, clippy::all, clippy::disallowed_methods)]
 pub mod proto;
 pub mod protobuf;

@@ -14,19 +14,32 @@ pub(super) const DIALS_MAX: usize = 1024;
 /// Time for which this process's own address is not dialled. Bounded, since a name may resolve to many processes.
 const OWN_ADDRESS_TTL: Duration = Duration::from_secs(60);
 
-/// The result of dialling an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The result of dialling an address. Of several addresses of one name, the largest result counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DialResult {
-    /// Another process of the cluster answers, and has an active link.
-    Linked,
-    /// The address is that of this process.
-    OwnAddress,
     /// Connections are refused: no process listens there.
     Refused,
-    /// A process listens there, and its handshake has not ended in time.
-    Slow,
+    /// Another process than the expected one answers.
+    OtherMember,
     /// No proof that a process listens there or that none does.
     Unreachable,
+    /// A process listens there, and its handshake has not ended in time.
+    Slow,
+    /// The address is that of this process.
+    OwnAddress,
+    /// The peer has refused the connection because it has a link.
+    Duplicate,
+    /// The session had ended; a new one can begin at once.
+    SessionEnded,
+    /// This process of the cluster answers. It has an active link, or had one over this connection.
+    Linked(MemberId),
+}
+
+impl DialResult {
+    /// Whether further addresses of the name are not tried.
+    pub(super) fn is_answer(self) -> bool {
+        self > Self::Slow
+    }
 }
 
 /// The addresses that are dialled or known.

@@ -1,291 +1,314 @@
 //! The protocol of one connection, from the hello to the end.
 
 use std::{
+    future::poll_fn,
+    io,
+    net::SocketAddr,
+    ops::ControlFlow,
     pin::pin,
     sync::{Arc, OnceLock, atomic::Ordering::Relaxed},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
+use futures_util::{SinkExt, StreamExt};
 use tokio::{
-    sync::watch,
+    io::{AsyncRead, AsyncWrite},
     time::{Instant, sleep, timeout},
 };
-use tonic::{Status, Streaming};
+use tokio_util::bytes::BytesMut;
 use tracing::debug;
 
-use crate::{
-    MemberId,
-    link::{
-        frame::{Frame, Greeting, Hello, Kind, Reason, VERSION, refusal},
-        hub::{Hub, LinksPhase},
-        outbound::OutboundQueue,
-        peer::{Flow, HelloOutcome, LinkRole, Peer},
-        stats::LinkFailure,
-    },
+use crate::link::{
+    addresses::DialResult,
+    frame::{FrameStream, LinkFrame, LinkHello, RefusalReason},
+    hub::Hub,
+    peer::{ActiveLink, Peer},
+    session::{HelloOutcome, LinkRole},
+    stats::LinkFailure,
+    ticks,
 };
 
 /// Time that a side may take to send its hello.
-pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time without a received frame after which the connection is closed.
 const SILENT_MAX: Duration = Duration::from_secs(2);
-/// How often a frame is tried again for which there is no room.
-const ROOM_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Time without an acknowledgement of outstanding pieces after which the connection is closed.
 const STALLED_MAX: Duration = Duration::from_secs(5);
+/// The first capacity of the buffers of a connection, in bytes.
+const BUFFER_BYTES: usize = 8 * 1024;
 
-/// The outcome of a dialled connection.
-#[derive(Debug)]
-pub(super) enum ConnectionOutcome {
-    /// The connection was a link and has closed.
-    LinkClosed,
-    /// The process dialled itself.
-    OwnAddress,
-    /// A link to that process is active already.
-    AlreadyLinked(MemberId),
-    /// Another process than the expected one answered.
-    OtherMember,
-    /// The peer refused the connection because it has an active link.
-    RefusedAsDuplicate,
-    /// The session had ended; a new one can begin at once.
-    SessionEnded,
-    /// The handshake did not end in time.
-    Slow,
-    /// The handshake failed.
-    Failed,
-}
-
-/// The peer to dial and the priority of the connection.
-#[derive(Clone, Copy)]
-pub(super) struct DialTarget<'p> {
-    pub(super) expected: Option<&'p Arc<Peer>>,
-    pub(super) replaces_link: bool,
-}
-
-/// Performs the handshake of a dialled connection whose received frames are `frames`, then runs the link until it
-/// closes. Calls `on_linked` once the link is active.
-pub(super) async fn run_dialled(
-    hub: &Hub,
-    outbound: &Arc<OutboundQueue>,
-    frames: impl Future<Output = Result<Streaming<Frame>, Status>>,
-    target: DialTarget<'_>,
-    on_linked: impl FnOnce(MemberId),
-) -> ConnectionOutcome {
+/// Performs the handshake of a dialled connection to the `expected` peer, if it is known.
+pub(super) async fn link_dialled<'h, S: AsyncRead + AsyncWrite + Unpin>(
+    hub: &'h Hub,
+    mut frames: FrameStream<S>,
+    expected: Option<&Arc<Peer>>,
+) -> Result<RunningLink<'h, S>, DialResult> {
+    let link = Arc::new(ActiveLink::new(LinkRole::Dialler));
     let greeted = OnceLock::new();
-    let hello = async {
-        let mut frames = frames.await.map_err(|status| failed(&status))?;
-        let peer = receive_greeting(hub, &mut frames, target).await?;
+    let handshake = async {
+        let greeting = receive(&mut frames).await;
+        let peer = greeted_peer(hub, greeting, expected)?;
         let _ = greeted.set(peer.clone());
-        outbound.send(Kind::Hello(peer.hello(target.replaces_link)));
-        let hello = match next_kind(&mut frames).await? {
-            Kind::Hello(hello) if hello.member() == peer.id && hello.session != 0 => hello,
-            Kind::Refusal(refusal) => {
-                return Err(match refusal.reason() {
-                    Reason::Linked => ConnectionOutcome::RefusedAsDuplicate,
-                    Reason::Stale => ConnectionOutcome::SessionEnded,
-                    Reason::Closed | Reason::Unspecified => ConnectionOutcome::Failed,
-                });
+        send(&mut frames, peer.hello(&hub.shared.local)).await;
+        let hello = match receive(&mut frames).await {
+            Some(LinkFrame::Hello(hello)) if hello.member == peer.id && hello.session != 0 => hello,
+            Some(LinkFrame::Refusal(RefusalReason::Linked)) => {
+                peer.refused_as_duplicate();
+                return Err(DialResult::Duplicate);
             }
-            Kind::Hello(_) | Kind::Greeting(_) | Kind::Piece(_) | Kind::Heartbeat(_) | Kind::Goodbye(_) => {
-                return Err(ConnectionOutcome::Failed);
-            }
+            Some(LinkFrame::Refusal(RefusalReason::Stale)) => return Err(DialResult::SessionEnded),
+            Some(_) | None => return Err(DialResult::Unreachable),
         };
-        match peer.handle_hello(&hello, LinkRole::Dialler, outbound) {
-            HelloOutcome::Linked => Ok((peer, frames)),
-            HelloOutcome::Refused(Reason::Linked) => Err(ConnectionOutcome::AlreadyLinked(peer.id)),
-            HelloOutcome::Refused(_) | HelloOutcome::RemoteLost(_) | HelloOutcome::SessionEnded => {
-                Err(ConnectionOutcome::SessionEnded)
-            }
+        match peer.handle_hello(&hub.shared.local, &hello, &link) {
+            HelloOutcome::Begin | HelloOutcome::Resume => Ok(peer),
+            HelloOutcome::Refused(RefusalReason::Linked) => Err(DialResult::Linked(peer.id)),
+            HelloOutcome::Refused(RefusalReason::Stale | RefusalReason::Closed)
+            | HelloOutcome::RemoteLost
+            | HelloOutcome::LocalLost
+            | HelloOutcome::Invalid(_) => Err(DialResult::SessionEnded),
         }
     };
-    let outcome = match hub.while_open(timeout(HELLO_TIMEOUT, hello)).await {
-        Some(Ok(Ok((peer, frames)))) => {
-            on_linked(peer.id);
-            run_link(hub, &peer, outbound, frames).await;
-            return ConnectionOutcome::LinkClosed;
-        }
-        Some(Ok(Err(outcome))) => outcome,
-        Some(Err(_)) => ConnectionOutcome::Slow,
-        None => ConnectionOutcome::Failed,
+    let result = match hub.while_open(timeout(HELLO_TIMEOUT, handshake)).await {
+        Some(Ok(Ok(peer))) => return Ok(RunningLink::new(hub, peer, link, frames)),
+        Some(Ok(Err(result))) => result,
+        Some(Err(_)) => DialResult::Slow,
+        None => DialResult::Unreachable,
     };
     if let Some(peer) = greeted.get() {
-        peer.end_unless_established();
+        peer.end_unless_established(&hub.shared.local);
     }
-    outcome
+    Err(result)
 }
 
-/// Receives the greeting and returns its peer, if a link to the peer is wanted.
-async fn receive_greeting(
+/// The peer that has sent a greeting, if a link to it is wanted.
+fn greeted_peer(
     hub: &Hub,
-    frames: &mut Streaming<Frame>,
-    target: DialTarget<'_>,
-) -> Result<Arc<Peer>, ConnectionOutcome> {
-    let id = match next_kind(frames).await? {
-        Kind::Greeting(Greeting { version: 1.., member: member @ 1.. }) => MemberId::from_number(member),
-        Kind::Greeting(_)
-        | Kind::Hello(_)
-        | Kind::Piece(_)
-        | Kind::Heartbeat(_)
-        | Kind::Goodbye(_)
-        | Kind::Refusal(_) => return Err(ConnectionOutcome::Failed),
+    greeting: Option<LinkFrame>,
+    expected: Option<&Arc<Peer>>,
+) -> Result<Arc<Peer>, DialResult> {
+    let id = match greeting {
+        Some(LinkFrame::Greeting(member)) if member.number() != 0 => member,
+        Some(_) | None => return Err(DialResult::Unreachable),
     };
     if id == hub.shared.local.id {
-        return Err(ConnectionOutcome::OwnAddress);
+        return Err(DialResult::OwnAddress);
     }
-    if target.expected.is_some_and(|expected| expected.id != id) {
-        return Err(ConnectionOutcome::OtherMember);
+    if expected.is_some_and(|expected| expected.id != id) {
+        return Err(DialResult::OtherMember);
     }
-    let peer = match target.expected {
+    let peer = match expected {
         Some(expected) => expected.clone(),
-        None => hub.get_or_add_peer(id).ok_or(ConnectionOutcome::Failed)?,
+        None => hub.get_or_add_peer(id).ok_or(DialResult::Unreachable)?,
     };
-    if peer.is_connected() { Err(ConnectionOutcome::AlreadyLinked(peer.id)) } else { Ok(peer) }
+    if peer.is_connected() { Err(DialResult::Linked(peer.id)) } else { Ok(peer) }
 }
 
 /// Performs the handshake of an accepted connection, then runs the link until it closes.
-pub(super) async fn run_accepted(hub: &Hub, outbound: &Arc<OutboundQueue>, mut frames: Streaming<Frame>) {
-    outbound.send(Kind::Greeting(Greeting { version: VERSION, member: hub.shared.local.id.number() }));
-    let hello = match hub.while_open(timeout(HELLO_TIMEOUT, next_kind(&mut frames))).await {
-        Some(Ok(Ok(Kind::Hello(hello)))) if hello.version != 0 && hello.member != 0 && hello.session != 0 => {
-            hello
-        }
-        Some(Ok(Ok(_) | Err(_)) | Err(_)) | None => return,
+pub(super) async fn run_accepted<S: AsyncRead + AsyncWrite + Unpin>(
+    hub: &Hub,
+    mut frames: FrameStream<S>,
+    from: SocketAddr,
+) {
+    let handshake = async {
+        send(&mut frames, LinkFrame::Greeting(hub.shared.local.id)).await;
+        receive(&mut frames).await
     };
-    if let Some(peer) = answer_hello(hub, outbound, &hello) {
-        return run_link(hub, &peer, outbound, frames).await;
+    let hello = match hub.while_open(timeout(HELLO_TIMEOUT, handshake)).await {
+        Some(Ok(Some(LinkFrame::Hello(hello)))) if hello.member.number() != 0 && hello.session != 0 => hello,
+        Some(Ok(Some(_)) | Err(_)) => {
+            return hub.shared.local.stats.count_failure(LinkFailure::Other, &from, &"no hello in time");
+        }
+        // The dialler needs no link, for example because it has one.
+        Some(Ok(None)) | None => return,
+    };
+    let link = Arc::new(ActiveLink::new(LinkRole::Acceptor));
+    let (answer, peer) = answer_hello(hub, &hello, &link);
+    if let Some(peer) = peer {
+        // It is written with the first pieces, which an error of the connection prevents as well.
+        let _ = frames.feed(answer).await;
+        return RunningLink::new(hub, peer, link, frames).run().await;
     }
-    // The last frame must arrive: the peer closes after it has read it.
-    outbound.finish();
-    let _ = timeout(HELLO_TIMEOUT, async { while next_kind(&mut frames).await.is_ok() {} }).await;
+    // The answer must arrive: the peer closes after it has read it.
+    let _ = timeout(HELLO_TIMEOUT, async {
+        send(&mut frames, answer).await;
+        while receive(&mut frames).await.is_some() {}
+    })
+    .await;
 }
 
-/// Answers a hello; returns the peer if the connection is now its link.
-fn answer_hello(hub: &Hub, outbound: &Arc<OutboundQueue>, hello: &Hello) -> Option<Arc<Peer>> {
-    if hello.member() == hub.shared.local.id || !hub.is_open() {
-        outbound.send(refusal(Reason::Closed));
-        return None;
+/// The answer to a hello, and the peer if `link` is now its link.
+fn answer_hello(hub: &Hub, hello: &LinkHello, link: &Arc<ActiveLink>) -> (LinkFrame, Option<Arc<Peer>>) {
+    if hello.member == hub.shared.local.id || !hub.is_open() {
+        return (LinkFrame::Refusal(RefusalReason::Closed), None);
     }
     // A peer that ends leaves the roster, so the second round adds a new one. That ends as well if the hello acknowledges
     // what was never sent.
     for _round in 0..2 {
-        let Some(peer) = hub.get_or_add_peer(hello.member()) else {
+        let Some(peer) = hub.get_or_add_peer(hello.member) else {
             hub.shared.local.stats.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
-            outbound.send(refusal(Reason::Closed));
-            return None;
+            return (LinkFrame::Refusal(RefusalReason::Closed), None);
         };
-        match peer.handle_hello(hello, LinkRole::Acceptor, outbound) {
-            HelloOutcome::Linked => return Some(peer),
-            HelloOutcome::Refused(reason) => outbound.send(refusal(reason)),
-            HelloOutcome::RemoteLost(answer) => outbound.send(Kind::Hello(answer)),
-            HelloOutcome::SessionEnded => continue,
-        }
-        peer.end_unless_established();
-        return None;
+        let answer = match peer.handle_hello(&hub.shared.local, hello, link) {
+            HelloOutcome::Begin | HelloOutcome::Resume => return (peer.hello(&hub.shared.local), Some(peer)),
+            HelloOutcome::Refused(reason) => LinkFrame::Refusal(reason),
+            HelloOutcome::RemoteLost => peer.hello(&hub.shared.local),
+            HelloOutcome::LocalLost | HelloOutcome::Invalid(_) => continue,
+        };
+        peer.end_unless_established(&hub.shared.local);
+        return (answer, None);
     }
-    outbound.send(refusal(Reason::Stale));
-    None
+    (LinkFrame::Refusal(RefusalReason::Stale), None)
 }
 
-/// Runs an active link until it closes: reads frames and schedules heartbeats.
-async fn run_link(hub: &Hub, peer: &Arc<Peer>, outbound: &Arc<OutboundQueue>, mut frames: Streaming<Frame>) {
-    let mut monitor = LinkMonitor::default();
-    let mut next = hub.shared.next_tick(peer.id);
-    let mut ticks = pin!(sleep(next.after));
-    let mut closed = pin!(outbound.closed.notified());
-    let mut closing = pin!(closing(hub.shared.phase.subscribe()));
-    // The last frame, while there is no room for it.
-    let mut waiting: Option<Frame> = None;
-    loop {
-        tokio::select! {
-            frame = frames.message(), if waiting.is_none() => match frame {
-                Ok(Some(frame)) => {
-                    if !peer.has_room_for(outbound, &frame) {
-                        hub.shared.local.stats.pieces_delayed.increase();
-                        waiting = Some(frame);
-                    } else if peer.handle_frame(outbound, frame) == Flow::Close {
-                        break;
-                    }
-                    monitor.silent = Duration::ZERO;
-                }
-                Ok(None) => break,
-                Err(status) => {
-                    debug!(peer = %peer.id, %status, "link connection failed");
-                    break;
-                }
-            },
-            () = &mut ticks => {
-                let interval = next.interval;
-                // A suspended process must not count the suspension as silence of the peer.
-                next = hub.shared.next_tick(peer.id);
-                ticks.as_mut().reset(Instant::now() + next.after);
-                if waiting.is_some() {
-                    monitor.silent = Duration::ZERO;
-                }
-                if monitor.tick(interval, peer, outbound) == Flow::Close {
-                    debug!(peer = %peer.id, "link timed out: no frames or no acknowledgements");
-                    break;
-                }
-            }
-            // In a future of its own, so that there is no timer without a frame that waits.
-            () = async { sleep(ROOM_CHECK_INTERVAL).await }, if waiting.is_some() => {
-                if let Some(frame) = waiting.take_if(|frame| peer.has_room_for(outbound, frame))
-                    && peer.handle_frame(outbound, frame) == Flow::Close
-                {
-                    break;
-                }
-            }
-            () = &mut closed => break,
-            () = &mut closing, if !outbound.goodbye_due.load(Relaxed) => {
-                outbound.goodbye_due.store(true, Relaxed);
-                outbound.wake();
-            }
-        }
-    }
-    if peer.detach(outbound) {
-        hub.redial(peer.clone());
+/// Writes a frame of the handshake. An error shows when the answer is read.
+async fn send<S: AsyncRead + AsyncWrite + Unpin>(frames: &mut FrameStream<S>, frame: LinkFrame) {
+    if let Err(error) = frames.send(frame).await {
+        debug!(%error, "link handshake failed");
     }
 }
 
-/// Waits until the process leaves.
-async fn closing(mut phases: watch::Receiver<LinksPhase>) {
-    // An error means that the sender is gone, which ends the links as well.
-    let _ = phases.wait_for(|phase| *phase != LinksPhase::Open).await;
+/// Reads a frame of the handshake; `None` at the end of the connection.
+async fn receive<S: AsyncRead + AsyncWrite + Unpin>(frames: &mut FrameStream<S>) -> Option<LinkFrame> {
+    frames.next().await?.inspect_err(|error| debug!(%error, "link handshake failed")).ok()
 }
 
-/// Detects a silent or stalled link.
-#[derive(Default)]
-struct LinkMonitor {
+/// An active link: reads and writes frames, and detects a silent or stalled connection.
+pub(super) struct RunningLink<'h, S> {
+    hub: &'h Hub,
+    pub(super) peer: Arc<Peer>,
+    link: Arc<ActiveLink>,
+    frames: FrameStream<S>,
+    /// The last frame, while there is no room for it.
+    waiting: Option<LinkFrame>,
+    /// The buffers had to hold a large piece since the last tick.
+    has_large_buffers: bool,
     silent: Duration,
     stalled: Duration,
     acknowledged: Option<u64>,
 }
 
-impl LinkMonitor {
-    fn tick(&mut self, interval: Duration, peer: &Peer, outbound: &OutboundQueue) -> Flow {
-        self.silent += interval;
-        let pending_acknowledgement = peer.pending_acknowledgement();
-        let is_stalled = pending_acknowledgement.is_some() && pending_acknowledgement == self.acknowledged;
-        self.acknowledged = pending_acknowledgement;
-        self.stalled = if is_stalled { self.stalled + interval } else { Duration::ZERO };
-        outbound.heartbeat_due.store(true, Relaxed);
-        outbound.wake();
-        let lives = self.silent <= SILENT_MAX && self.stalled <= STALLED_MAX;
-        if lives { Flow::Continue } else { Flow::Close }
+impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
+    fn new(hub: &'h Hub, peer: Arc<Peer>, link: Arc<ActiveLink>, frames: FrameStream<S>) -> Self {
+        Self {
+            hub,
+            peer,
+            link,
+            frames,
+            waiting: None,
+            has_large_buffers: false,
+            silent: Duration::ZERO,
+            stalled: Duration::ZERO,
+            acknowledged: None,
+        }
     }
-}
 
-/// The next frame of a known kind.
-async fn next_kind(frames: &mut Streaming<Frame>) -> Result<Kind, ConnectionOutcome> {
-    loop {
-        match frames.message().await {
-            Ok(Some(Frame { kind: Some(kind) })) => return Ok(kind),
-            Ok(Some(Frame { kind: None })) => {}
-            Ok(None) => return Err(ConnectionOutcome::Failed),
-            Err(status) => return Err(failed(&status)),
+    /// Runs until the connection closes.
+    pub(super) async fn run(mut self) {
+        let mut ticks = pin!(sleep(self.hub.shared.next_tick(self.peer.id)));
+        loop {
+            tokio::select! {
+                biased;
+                () = poll_fn(|cx| self.poll(cx)) => break,
+                () = &mut ticks => {
+                    ticks.as_mut().reset(Instant::now() + self.hub.shared.next_tick(self.peer.id));
+                    self.tick();
+                    if self.silent > SILENT_MAX || self.stalled > STALLED_MAX {
+                        debug!(peer = %self.peer.id, "link timed out: no frames or no acknowledgements");
+                        break;
+                    }
+                }
+            }
+        }
+        if self.peer.detach(&self.hub.shared.local, &self.link) {
+            self.hub.redial(self.peer);
+        }
+    }
+
+    /// Reads and handles all frames that have arrived, then writes all that are due. Ready once the connection closes.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.link.stop_listening();
+        let is_open = self.poll_read(cx).is_pending();
+        self.link.listen(cx.waker());
+        if !is_open || self.link.is_closed() {
+            return Poll::Ready(());
+        }
+        if !self.hub.is_open() {
+            self.link.goodbye_due.store(true, Relaxed);
+        }
+        match self.poll_write(cx) {
+            Poll::Ready(Err(error)) => {
+                debug!(peer = %self.peer.id, %error, "link connection failed");
+                Poll::Ready(())
+            }
+            Poll::Ready(Ok(())) | Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            let was_waiting = self.waiting.is_some();
+            let frame = match self.waiting.take() {
+                Some(frame) => frame,
+                None => match ready!(self.frames.poll_next_unpin(cx)) {
+                    Some(Ok(frame)) => frame,
+                    Some(Err(error)) => {
+                        debug!(peer = %self.peer.id, %error, "link connection failed");
+                        return Poll::Ready(());
+                    }
+                    None => return Poll::Ready(()),
+                },
+            };
+            self.silent = Duration::ZERO;
+            self.has_large_buffers |= frame.is_large();
+            match self.peer.receive(&self.hub.shared.local, &self.link, frame) {
+                ControlFlow::Continue(None) => {}
+                ControlFlow::Continue(Some(frame)) => {
+                    if !was_waiting {
+                        self.hub.shared.local.stats.pieces_delayed.increase();
+                    }
+                    self.waiting = Some(frame);
+                    // The next wake-up tries again, at the next tick at the latest.
+                    return Poll::Pending;
+                }
+                ControlFlow::Break(()) => return Poll::Ready(()),
+            }
+        }
+    }
+
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.frames.poll_ready_unpin(cx))?;
+            let Some(frame) = self.peer.next_frame(&self.hub.shared.local, &self.link) else {
+                return self.frames.poll_flush_unpin(cx);
+            };
+            self.has_large_buffers |= frame.is_large();
+            self.frames.start_send_unpin(frame)?;
+        }
+    }
+
+    /// Counts the time without frames and without acknowledgements, makes a heartbeat due, and frees large buffers.
+    fn tick(&mut self) {
+        // Not the time that has passed: a suspended process must not count the suspension as silence of the peer.
+        let interval = ticks::interval(self.hub.shared.local.peers());
+        // A connection that is not read cannot be silent.
+        self.silent = if self.waiting.is_some() { Duration::ZERO } else { self.silent + interval };
+        let pending = self.peer.pending_acknowledgement();
+        let is_stalled = pending.is_some() && pending == self.acknowledged;
+        self.acknowledged = pending;
+        self.stalled = if is_stalled { self.stalled + interval } else { Duration::ZERO };
+        self.link.heartbeat_due.store(true, Relaxed);
+        if self.has_large_buffers {
+            let is_read = free(self.frames.read_buffer_mut());
+            self.has_large_buffers = !(free(self.frames.write_buffer_mut()) && is_read);
         }
     }
 }
 
-fn failed(status: &Status) -> ConnectionOutcome {
-    debug!(%status, "link handshake failed");
-    ConnectionOutcome::Failed
+/// Frees a buffer that holds nothing.
+fn free(buffer: &mut BytesMut) -> bool {
+    if buffer.is_empty() {
+        *buffer = BytesMut::with_capacity(BUFFER_BYTES);
+    }
+    buffer.is_empty()
 }

@@ -1,17 +1,12 @@
 //! Dials addresses and runs the connections that result.
 
 use std::{
-    future::ready,
     io::{Error, ErrorKind},
     net::SocketAddr,
     sync::Arc,
-    task::{Context, Poll},
     time::Duration,
 };
 
-use futures_util::stream::StreamExt as _;
-use hyper::{body::Incoming, client::conn::http2};
-use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::{
     io::AsyncBufReadExt,
@@ -21,17 +16,14 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tollgate_counter::{resilience::Backoff, time::Stopwatch};
-use tonic::{body::Body, codegen::Service, codegen::http};
 use tracing::debug;
 
 use crate::{
     link::{
         addresses::DialResult,
-        connection::{self, ConnectionOutcome, DialTarget},
-        drive::{SpawnedTasks, drive},
-        frame::{FRAME_BYTES_MAX, LinksClient},
+        connection::{self, RunningLink},
+        frame::frame_stream,
         hub::Hub,
-        outbound::{OutboundFrames, OutboundQueue},
         peer::Peer,
         stats::LinkFailure,
     },
@@ -52,20 +44,9 @@ const REDIAL_BACKOFF_MIN: Duration = Duration::from_millis(1);
 const DIAL_DURATION_MAX: Duration = Duration::from_secs(30);
 /// A link that lasted less is redialled after a delay.
 const SHORT_LINK: Duration = Duration::from_millis(100);
-/// HTTP/2 flow-control window, and the bytes that are buffered for sending.
-pub(super) const WINDOW_BYTES: u32 = 1024 * 1024;
-pub(super) const SEND_BYTES_MAX: usize = 256 * 1024;
 
-/// The result of one round over the addresses of a name.
-#[derive(Debug)]
-enum DialAttempt {
-    Refused,
-    Slow,
-    Unreachable,
-    Connected(ConnectionOutcome),
-}
-
-/// Dials an address until a member answers or connections are refused; with `report`, dials once and sends the result.
+/// Dials an address until a member answers or connections are refused, and runs the link; with `report`, dials once and
+/// sends the result.
 pub(super) async fn dial_address(
     hub: Arc<Hub>,
     address: String,
@@ -73,41 +54,41 @@ pub(super) async fn dial_address(
 ) {
     let since = Stopwatch::start();
     let is_single_attempt = report.is_some();
+    let mut tell = |result| report.take().map(|report| report.send(result));
     let mut retries = Retries::new(BACKOFF_MIN);
     while hub.is_open() {
-        let target = DialTarget { expected: None, replaces_link: retries.replaces_link };
-        let result = match dial_all(&hub, &address, target, &mut report).await {
-            DialAttempt::Connected(ConnectionOutcome::LinkClosed) => DialResult::Linked,
-            DialAttempt::Connected(ConnectionOutcome::AlreadyLinked(peer)) => {
+        let result = match dial_all(&hub, &address, None).await {
+            Ok(link) => {
+                let peer = link.peer.id;
+                tell(DialResult::Linked(peer));
+                link.run().await;
+                DialResult::Linked(peer)
+            }
+            Err(result) => result,
+        };
+        let is_over = since.elapsed() > DIAL_DURATION_MAX;
+        let is_final = match result {
+            DialResult::Linked(peer) => {
                 hub.shared.note_member_address(&address, peer);
-                DialResult::Linked
+                true
             }
-            DialAttempt::Connected(ConnectionOutcome::OwnAddress) => {
+            DialResult::OwnAddress => {
                 hub.shared.addresses().note_own(&address);
-                DialResult::OwnAddress
+                true
             }
-            DialAttempt::Refused => DialResult::Refused,
-            DialAttempt::Connected(
-                outcome @ (ConnectionOutcome::SessionEnded | ConnectionOutcome::RefusedAsDuplicate),
-            ) if since.elapsed() < DIAL_DURATION_MAX => {
-                retries.replaces_link = matches!(outcome, ConnectionOutcome::RefusedAsDuplicate);
+            DialResult::Refused => true,
+            DialResult::SessionEnded | DialResult::Duplicate if !is_over => {
                 retries.wait_briefly().await;
                 continue;
             }
-            DialAttempt::Connected(
-                ConnectionOutcome::SessionEnded
-                | ConnectionOutcome::RefusedAsDuplicate
-                | ConnectionOutcome::OtherMember
-                | ConnectionOutcome::Failed,
-            )
-            | DialAttempt::Unreachable => DialResult::Unreachable,
-            DialAttempt::Connected(ConnectionOutcome::Slow) | DialAttempt::Slow => DialResult::Slow,
+            DialResult::SessionEnded
+            | DialResult::Duplicate
+            | DialResult::OtherMember
+            | DialResult::Unreachable
+            | DialResult::Slow => is_single_attempt || is_over,
         };
-        let is_final = !matches!(result, DialResult::Slow | DialResult::Unreachable);
-        if is_final || is_single_attempt || since.elapsed() > DIAL_DURATION_MAX {
-            if let Some(report) = report {
-                let _ = report.send(result);
-            }
+        if is_final {
+            tell(result);
             break;
         }
         hub.while_open(retries.wait()).await;
@@ -115,43 +96,40 @@ pub(super) async fn dial_address(
     hub.shared.addresses().end_dial(&address);
 }
 
-/// Redials a peer whose connection broke, until a link is active again or the session has ended.
+/// Redials a peer whose link broke, and runs the link, until the session has ended or another connection is the link.
 pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
     let mut retries = Retries::new(REDIAL_BACKOFF_MIN);
     while hub.is_open() && peer.needs_dialling() {
         let address = peer.address();
-        let since = Stopwatch::start();
-        let target = DialTarget { expected: Some(&peer), replaces_link: retries.replaces_link };
-        match dial_all(&hub, &address, target, &mut None).await {
-            DialAttempt::Refused => {
-                debug!(peer = %peer.id, %address, "the peer's address refuses connections");
-                peer.end_unless_connected();
-            }
-            DialAttempt::Connected(ConnectionOutcome::OwnAddress) => peer.end_unless_connected(),
-            DialAttempt::Connected(ConnectionOutcome::OtherMember) => {
-                debug!(peer = %peer.id, %address, "another process has the peer's address");
-                peer.end_unless_connected();
-                hub.shared.dial(&address, None);
-            }
-            DialAttempt::Connected(ConnectionOutcome::LinkClosed) => {
+        let result = match dial_all(&hub, &address, Some(&peer)).await {
+            Ok(link) => {
+                let since = Stopwatch::start();
+                link.run().await;
                 retries = Retries::new(REDIAL_BACKOFF_MIN);
                 if since.elapsed() < SHORT_LINK {
                     retries.wait_briefly().await;
                 }
+                continue;
             }
-            DialAttempt::Connected(ConnectionOutcome::SessionEnded) => {
+            Err(result) => result,
+        };
+        match result {
+            DialResult::Refused | DialResult::OwnAddress => {
+                debug!(peer = %peer.id, %address, ?result, "no process has the peer's address");
+                peer.end_unless_connected(&hub.shared.local);
+            }
+            DialResult::OtherMember => {
+                debug!(peer = %peer.id, %address, "another process has the peer's address");
+                peer.end_unless_connected(&hub.shared.local);
+                hub.shared.dial(&address, None);
+            }
+            DialResult::SessionEnded => {
                 // The session was lost or never established: dial the address for a new one.
                 hub.shared.dial(&address, None);
                 retries.wait_briefly().await;
             }
-            DialAttempt::Connected(ConnectionOutcome::RefusedAsDuplicate) => {
-                retries.replaces_link = true;
-                retries.wait_briefly().await;
-            }
-            DialAttempt::Connected(ConnectionOutcome::AlreadyLinked(_)) => retries.wait_briefly().await,
-            DialAttempt::Connected(ConnectionOutcome::Failed | ConnectionOutcome::Slow)
-            | DialAttempt::Slow
-            | DialAttempt::Unreachable => {
+            DialResult::Duplicate | DialResult::Linked(_) => retries.wait_briefly().await,
+            DialResult::Slow | DialResult::Unreachable => {
                 hub.while_open(retries.wait()).await;
             }
         }
@@ -163,7 +141,6 @@ struct Retries {
     delays: Backoff,
     // Used while a process is known to answer.
     brief_delays: Backoff,
-    replaces_link: bool,
 }
 
 impl Retries {
@@ -171,7 +148,6 @@ impl Retries {
         Self {
             delays: Backoff::new(backoff_min, BACKOFF_MAX),
             brief_delays: Backoff::new(BACKOFF_MIN / 10, BACKOFF_MAX),
-            replaces_link: false,
         }
     }
 
@@ -184,79 +160,77 @@ impl Retries {
     }
 }
 
-/// Dials all addresses of a name until one connects. The result is `Refused` only if all refuse.
-async fn dial_all(
-    hub: &Arc<Hub>,
+/// Dials all addresses of a name until one answers. The error is `Refused` only if all refuse.
+async fn dial_all<'h>(
+    hub: &'h Hub,
     address: &str,
-    target: DialTarget<'_>,
-    report: &mut Option<oneshot::Sender<DialResult>>,
-) -> DialAttempt {
+    expected: Option<&Arc<Peer>>,
+) -> Result<DialledLink<'h>, DialResult> {
     let addresses = match address.parse() {
         Ok(address) => vec![address],
         Err(_) => match timeout(CONNECT_TIMEOUT, lookup_host(address)).await {
             Ok(Ok(found)) => found.collect(),
-            Ok(Err(_)) | Err(_) => return DialAttempt::Unreachable,
+            Ok(Err(_)) | Err(_) => return Err(DialResult::Unreachable),
         },
     };
-    let mut outcome = if addresses.is_empty() { DialAttempt::Unreachable } else { DialAttempt::Refused };
+    let mut result = if addresses.is_empty() { DialResult::Unreachable } else { DialResult::Refused };
     for address in addresses {
-        match (dial_once(hub, address, target, report).await, &outcome) {
-            (DialAttempt::Refused, _) => {}
-            (DialAttempt::Slow, _) => outcome = DialAttempt::Slow,
-            (DialAttempt::Unreachable, DialAttempt::Slow) => {}
-            (DialAttempt::Unreachable, _) => outcome = DialAttempt::Unreachable,
-            (DialAttempt::Connected(ConnectionOutcome::OtherMember), DialAttempt::Refused) => {
-                outcome = DialAttempt::Connected(ConnectionOutcome::OtherMember)
-            }
-            (DialAttempt::Connected(ConnectionOutcome::OtherMember), _) => {}
-            (connected, _) => return connected,
+        match dial_once(hub, address, expected).await {
+            Ok(link) => return Ok(link),
+            Err(error) => result = result.max(error),
+        }
+        if result.is_answer() {
+            break;
         }
     }
-    outcome
+    Err(result)
 }
 
-/// Opens one connection and runs it until it closes.
-async fn dial_once(
-    hub: &Arc<Hub>,
+type DialledLink<'h> = RunningLink<'h, TlsStream<TcpStream>>;
+
+/// Opens one connection and performs its handshakes.
+async fn dial_once<'h>(
+    hub: &'h Hub,
     address: SocketAddr,
-    target: DialTarget<'_>,
-    report: &mut Option<oneshot::Sender<DialResult>>,
-) -> DialAttempt {
+    expected: Option<&Arc<Peer>>,
+) -> Result<DialledLink<'h>, DialResult> {
     let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(address));
     let socket = match hub.while_open(connecting).await {
         Some(Ok(Ok(socket))) => socket,
         Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => {
             hub.shared.rejections.clear(address);
-            return DialAttempt::Refused;
+            return Err(DialResult::Refused);
         }
-        Some(Ok(Err(_)) | Err(_)) | None => return DialAttempt::Unreachable,
+        Some(Ok(Err(_)) | Err(_)) | None => return Err(DialResult::Unreachable),
     };
     // TCP self-connect: without a listener, the ephemeral port of the socket can equal the dialled port.
     if socket.local_addr().is_ok_and(|local| local == address) {
-        return DialAttempt::Refused;
+        return Err(DialResult::Refused);
     }
     // Fails only if the peer has closed the socket, which the next read reports.
     let _ = socket.set_nodelay(true);
     match hub.while_open(timeout(TLS_TIMEOUT, tls_handshake(hub, socket, address))).await {
         Some(Ok(Ok(stream))) => {
             hub.shared.rejections.clear(address);
-            return run_connection(hub, stream, address, target, report).await;
+            let link = connection::link_dialled(hub, frame_stream(stream), expected).await?;
+            hub.shared.note_member_address(&address.to_string(), link.peer.id);
+            return Ok(link);
         }
         Some(Ok(Err(error))) => {
             if let Some(reason) = report_tls_failure(hub, address, &error)
                 && reason.is_rejection()
             {
-                hub.shared.rejections.note(address, reason, target.expected.map(|peer| &**peer));
+                hub.shared.rejections.note(address, reason, expected.map(|peer| &**peer));
             }
         }
         Some(Err(_)) => {
             let what = "the TLS handshake timed out";
             hub.shared.local.stats.count_failure(LinkFailure::Slow, &address, &what);
-            return DialAttempt::Slow;
+            return Err(DialResult::Slow);
         }
         None => {}
     }
-    DialAttempt::Unreachable
+    Err(DialResult::Unreachable)
 }
 
 async fn tls_handshake(
@@ -287,59 +261,4 @@ pub(super) fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) 
         None => hub.shared.local.stats.count_failure(reason, &address, tls),
     }
     Some(reason)
-}
-
-async fn run_connection(
-    hub: &Arc<Hub>,
-    stream: TlsStream<TcpStream>,
-    address: SocketAddr,
-    target: DialTarget<'_>,
-    report: &mut Option<oneshot::Sender<DialResult>>,
-) -> DialAttempt {
-    let spawned = SpawnedTasks::default();
-    let handshake = http2::Builder::new(spawned.clone())
-        .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
-        .max_send_buf_size(SEND_BYTES_MAX)
-        .handshake(TokioIo::new(stream));
-    let Ok((requests, connection)) = handshake.await else { return DialAttempt::Unreachable };
-    let outbound = Arc::new(OutboundQueue::default());
-    let mut client = LinksClient::with_origin(RequestSender(requests), origin(address))
-        .max_decoding_message_size(FRAME_BYTES_MAX);
-    let outgoing = OutboundFrames(outbound.clone()).filter_map(|frame| ready(frame.ok()));
-    let frames = async move { client.link(outgoing).await.map(tonic::Response::into_inner) };
-    let on_linked = |peer| {
-        hub.shared.note_member_address(&address.to_string(), peer);
-        if let Some(report) = report.take() {
-            let _ = report.send(DialResult::Linked);
-        }
-    };
-    match drive(spawned, connection, connection::run_dialled(hub, &outbound, frames, target, on_linked)).await
-    {
-        Some(ConnectionOutcome::Slow) => DialAttempt::Slow,
-        Some(ConnectionOutcome::Failed) | None => DialAttempt::Unreachable,
-        Some(outcome) => DialAttempt::Connected(outcome),
-    }
-}
-
-fn origin(address: SocketAddr) -> http::Uri {
-    let parts = http::Uri::builder().scheme("https").authority(address.to_string()).path_and_query("/");
-    parts.build().expect("a scheme, a socket address and a path are a URI")
-}
-
-/// Adapts hyper's sender to the service that the generated client expects.
-struct RequestSender(http2::SendRequest<Body>);
-
-impl Service<http::Request<Body>> for RequestSender {
-    type Response = http::Response<Incoming>;
-    type Error = hyper::Error;
-    type Future = std::pin::Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(cx)
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        Box::pin(self.0.send_request(request))
-    }
 }

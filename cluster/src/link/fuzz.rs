@@ -2,53 +2,50 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    convert::Infallible,
+    net::{Ipv4Addr, SocketAddr},
     sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use axum::body::Body;
-use futures_util::{StreamExt, stream};
-use http::{Request, header::CONTENT_TYPE};
-use prost::{
-    Message,
-    bytes::{Buf, Bytes, BytesMut},
-};
+use futures_util::StreamExt;
 use tokio::{
+    io::{AsyncWriteExt, duplex, split},
     runtime,
     sync::mpsc,
     time::{sleep, timeout},
+};
+use tokio_util::{
+    bytes::{Buf, Bytes, BytesMut},
+    codec::{Decoder, FramedRead},
 };
 use tollgate_counter::{
     files::fuzz::temporary,
     time::{Clock, SECOND, Timestamp},
 };
-use tonic::codegen::Service;
 
 use crate::{
     MemberId, Trust,
     link::{
         DisconnectReason, LinkHandler, LinkSettings,
-        accept::link_service,
         connection::run_accepted,
-        drive::{SpawnedTasks, drive},
-        frame::{Frame, Kind, PIECE_BYTES_MAX, Piece},
+        frame::{FrameCodec, LENGTH_BYTES, LinkFrame, PIECE_BYTES_MAX, Piece, frame_stream},
         hub::{COMMANDS_MAX, Hub, HubState},
     },
     trust::Credentials,
 };
 
 const LOCAL: MemberId = MemberId::from_number(2);
-/// A gRPC message begins with a flag and the length of the rest.
-const FRAME_PREFIX_BYTES: usize = 5;
+const FROM: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 /// An empty frame: the connection ends, and the member connects again.
-const CONNECTION_END: [u8; FRAME_PREFIX_BYTES] = [0; FRAME_PREFIX_BYTES];
+const CONNECTION_END: [u8; LENGTH_BYTES] = [0; LENGTH_BYTES];
 /// The batches that this replica sends: the second one is cut into pieces.
 const BATCHES_BYTES: [usize; 3] = [10, 2 * PIECE_BYTES_MAX + 1, 100];
 /// The time between two frames, in which this replica writes.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Longer than a handshake takes that is not completed.
 const TIMEOUT: Duration = Duration::from_secs(60);
+/// The bytes on their way in each direction, fewer than a large piece has.
+const IN_FLIGHT_BYTES: usize = 64 * 1024;
 
 static SETTINGS: LazyLock<LinkSettings> = LazyLock::new(|| LinkSettings {
     listen: ([127, 0, 0, 1], 0).into(),
@@ -70,7 +67,7 @@ static CREDENTIALS: LazyLock<Arc<Credentials>> = LazyLock::new(|| {
     Arc::new(loaded.expect("the secret is valid"))
 });
 
-/// The gRPC messages of a member on one connection after another: each connection ends. Pieces are sent in order, and
+/// The frames of a member on one connection after another: each connection ends. Pieces are sent in order, and
 /// again until they are acknowledged; their content stays the same.
 pub fn link(bytes: &[u8]) {
     LazyLock::force(&CREDENTIALS);
@@ -117,41 +114,36 @@ async fn run(bytes: &[u8]) -> Sent {
 }
 
 /// Runs the link of one connection, and returns the frames that it writes.
-async fn serve(hub: &Hub, messages: Vec<Bytes>) -> Vec<Frame> {
-    let (mut service, outbound, frames_receiver) = link_service();
-    let paced = stream::iter(messages).then(|message| async {
-        sleep(PAUSE).await;
-        Ok::<_, Infallible>(message)
-    });
-    let request = Request::post("/tollgate.cluster.v1.Links/Link")
-        .header(CONTENT_TYPE, "application/grpc")
-        .body(Body::from_stream(paced))
-        .expect("the request is valid");
-    let Ok(reply) = service.call(request).await;
-    let written = Mutex::new(BytesMut::new());
-    let writing = async {
-        let mut body = Body::new(reply.into_body()).into_data_stream();
-        while let Some(Ok(bytes)) = body.next().await {
-            written.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(&bytes);
+async fn serve(hub: &Hub, messages: Vec<Bytes>) -> Vec<LinkFrame> {
+    let (local, member) = duplex(IN_FLIGHT_BYTES);
+    let (reader, mut writer) = split(member);
+    let sending = async {
+        for message in messages {
+            sleep(PAUSE).await;
+            // The replica may have closed the connection.
+            let _ = writer.write_all(&message).await;
         }
+        sleep(PAUSE).await;
+        let _ = writer.shutdown().await;
     };
-    let exchange = async {
-        let frames = frames_receiver.await.expect("the call was accepted");
-        run_accepted(hub, &outbound, frames).await;
-    };
-    let ended = timeout(TIMEOUT, drive(SpawnedTasks::default(), writing, exchange)).await;
-    ended.expect("the connection ends").expect("the exchange is driven to its end");
-    let written = written.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let frame = |message: Bytes| Frame::decode(message.slice(FRAME_PREFIX_BYTES..));
-    messages_of(written.freeze()).into_iter().map(frame).collect::<Result<_, _>>().expect("frames are valid")
+    let written =
+        FramedRead::new(reader, FrameCodec::default()).map(|frame| frame.expect("frames are valid"));
+    let exchange = run_accepted(hub, frame_stream(local), FROM);
+    let ended = timeout(TIMEOUT, async { tokio::join!(sending, written.collect(), exchange) }).await;
+    ended.expect("the connection ends").1
 }
 
 /// Checks the frames of one connection. `pieces` holds what earlier connections have sent. A piece that the member has
 /// acknowledged before it was written is never written.
-fn check_written(written: &[Frame], pieces: &mut BTreeMap<u64, Bytes>, acknowledged: u64, received_max: u64) {
+fn check_written(
+    written: &[LinkFrame],
+    pieces: &mut BTreeMap<u64, Bytes>,
+    acknowledged: u64,
+    received_max: u64,
+) {
     let mut last = None;
     for frame in written {
-        if let Some(Kind::Piece(Piece { number, payload, .. })) = &frame.kind {
+        if let LinkFrame::Piece(Piece { number, payload, .. }) = frame {
             assert!(last.is_none_or(|last| *number == last + 1), "piece {number} follows {last:?}");
             last = Some(*number);
             assert_eq!(pieces.entry(*number).or_insert_with(|| payload.clone()), payload);
@@ -165,18 +157,19 @@ fn check_written(written: &[Frame], pieces: &mut BTreeMap<u64, Bytes>, acknowled
 }
 
 /// The last piece that a frame acknowledges.
-fn received(frame: &Frame) -> u64 {
-    match &frame.kind {
-        Some(Kind::Piece(piece)) => piece.received,
-        Some(Kind::Hello(hello)) => hello.received,
-        Some(Kind::Heartbeat(heartbeat)) => heartbeat.received,
-        Some(Kind::Greeting(_) | Kind::Goodbye(_) | Kind::Refusal(_)) | None => 0,
+fn received(frame: &LinkFrame) -> u64 {
+    match frame {
+        LinkFrame::Piece(piece) => piece.received,
+        LinkFrame::Hello(hello) => hello.received,
+        LinkFrame::Heartbeat(received) => *received,
+        LinkFrame::Greeting(_) | LinkFrame::Goodbye | LinkFrame::Refusal(_) => 0,
     }
 }
 
 /// The last piece that these messages acknowledge.
 fn acknowledges(messages: &[Bytes]) -> u64 {
-    let frame = |message: &Bytes| Frame::decode(message.get(FRAME_PREFIX_BYTES..)?).ok();
+    let frame =
+        |message: &Bytes| FrameCodec::default().decode(&mut BytesMut::from(&message[..])).ok().flatten();
     messages.iter().filter_map(frame).map(|frame| received(&frame)).max().unwrap_or_default()
 }
 
@@ -186,13 +179,13 @@ fn connections(bytes: &[u8]) -> Vec<Vec<Bytes>> {
     messages.split(|message| message == &CONNECTION_END[..]).map(<[Bytes]>::to_vec).collect()
 }
 
-/// Splits bytes into gRPC messages with their prefixes; the last one may be incomplete.
+/// Splits bytes into frames with their lengths; the last one may be incomplete.
 fn messages_of(mut bytes: Bytes) -> Vec<Bytes> {
     let mut messages = Vec::new();
     while bytes.has_remaining() {
         let length = bytes
-            .get(1..FRAME_PREFIX_BYTES)
-            .map_or(bytes.len(), |mut length| FRAME_PREFIX_BYTES.saturating_add(length.get_u32() as usize));
+            .get(..LENGTH_BYTES)
+            .map_or(bytes.len(), |mut length| LENGTH_BYTES.saturating_add(length.get_u32() as usize));
         messages.push(bytes.split_to(length.min(bytes.len())));
     }
     messages
@@ -228,7 +221,7 @@ impl LinkHandler for Batches {
         self.state().received_bytes += batch.len();
     }
 
-    fn next_batch(&self, _peer: MemberId, _bytes_max: usize) -> Option<Bytes> {
+    fn next_batch(&self, _peer: MemberId) -> Option<Bytes> {
         let length = self.state().unsent.pop_front()?;
         Some(vec![length as u8; length].into())
     }

@@ -15,10 +15,10 @@ use crate::{
     link::{
         DisconnectReason, LinkHandler, LinkSettings,
         addresses::{Addresses, DIALS_MAX, DialResult},
-        peer::{LocalProcess, PEERS_MAX, Peer, PeerRoster},
+        peer::{LocalProcess, PEERS_MAX, Peer},
         rejections::Rejections,
         seeds::SeedState,
-        ticks::{LinkTicks, NextTick},
+        ticks::next_tick,
     },
     trust::Credentials,
 };
@@ -29,16 +29,15 @@ pub(super) const COMMANDS_MAX: usize = DIALS_MAX + 4 * PEERS_MAX;
 
 /// State that handles and tasks share.
 pub(crate) struct HubState {
-    pub(super) local: Arc<LocalProcess>,
+    pub(super) local: LocalProcess,
     pub(super) settings: LinkSettings,
     pub(super) credentials: Arc<Credentials>,
-    pub(super) roster: Arc<PeerRoster>,
     addresses: Mutex<Addresses>,
     commands: mpsc::Sender<Command>,
     pub(super) phase: watch::Sender<LinksPhase>,
     pub(super) seeds: watch::Sender<SeedState>,
     pub(super) rejections: Rejections,
-    ticks: LinkTicks,
+    clock: Clock,
 }
 
 /// State that tasks share.
@@ -76,38 +75,37 @@ impl HubState {
         commands: mpsc::Sender<Command>,
     ) -> Self {
         Self {
-            local: Arc::new(LocalProcess { id, address, stats: Arc::default() }),
+            local: LocalProcess::new(id, address),
             settings,
             credentials,
-            roster: Arc::default(),
             addresses: Mutex::default(),
             commands,
             phase: watch::Sender::new(LinksPhase::Open),
             seeds: watch::Sender::new(SeedState::Searching),
             rejections: Rejections::default(),
-            ticks: LinkTicks::new(id, clock),
+            clock,
         }
     }
 
-    /// The next tick of the link of this peer.
-    pub(super) fn next_tick(&self, peer: MemberId) -> NextTick {
-        self.ticks.next(peer, self.roster.len())
+    /// The time until the next tick of the link of this peer.
+    pub(super) fn next_tick(&self, peer: MemberId) -> Duration {
+        next_tick(self.clock.now(), self.local.id, peer, self.local.peers())
     }
 
     /// Starts to dial an address unless it is own, known or already being dialled.
     pub(crate) fn dial(&self, address: &str, report: Option<oneshot::Sender<DialResult>>) {
-        if address == self.local.address {
-            return report_result(report, DialResult::OwnAddress);
-        }
-        if self.roster.has_address(address) {
-            return report_result(report, DialResult::Linked);
-        }
         let mut addresses = self.addresses();
-        if addresses.is_own(address) {
-            return report_result(report, DialResult::OwnAddress);
-        }
-        if addresses.member(address).is_some_and(|id| self.roster.get(id).is_some()) {
-            return report_result(report, DialResult::Linked);
+        let known = if address == self.local.address || addresses.is_own(address) {
+            Some(DialResult::OwnAddress)
+        } else {
+            let member = addresses.member(address).filter(|member| self.local.get(*member).is_some());
+            self.local.member_at(address).or(member).map(DialResult::Linked)
+        };
+        if let Some(known) = known {
+            if let Some(report) = report {
+                let _ = report.send(known);
+            }
+            return;
         }
         if addresses.is_full() {
             self.local.stats.commands_refused.increase();
@@ -134,7 +132,7 @@ impl HubState {
 
     /// Records that `peer` answers at this address.
     pub(super) fn note_member_address(&self, address: &str, peer: MemberId) {
-        self.addresses().note_member(address, peer, |peer| self.roster.get(peer).is_some());
+        self.addresses().note_member(address, peer, |peer| self.local.get(peer).is_some());
     }
 
     /// The seeds.
@@ -149,7 +147,7 @@ impl HubState {
 
     /// Whether no other process is known.
     pub(crate) fn is_alone(&self) -> bool {
-        self.roster.len() == 0
+        self.local.peers() == 0
     }
 
     pub(super) fn addresses(&self) -> MutexGuard<'_, Addresses> {
@@ -157,22 +155,16 @@ impl HubState {
     }
 }
 
-fn report_result(report: Option<oneshot::Sender<DialResult>>, result: DialResult) {
-    if let Some(report) = report {
-        let _ = report.send(result);
-    }
-}
-
 impl Hub {
     /// The peer of this id, which is added if it is unknown; `None` if there are too many.
     pub(super) fn get_or_add_peer(&self, id: MemberId) -> Option<Arc<Peer>> {
-        self.shared.roster.get_or_add(id, &self.shared.local, &self.handler)
+        self.shared.local.get_or_add(id, &self.handler)
     }
 
     /// Queues the redial of a peer that has marked itself as being dialled. If too many commands wait, its session ends.
     pub(super) fn redial(&self, peer: Arc<Peer>) {
         if !self.shared.command(Command::Redial(peer.clone())) && self.is_open() {
-            peer.end(DisconnectReason::Forgotten);
+            peer.end(&self.shared.local, DisconnectReason::Forgotten);
         }
     }
 
@@ -193,6 +185,9 @@ impl Hub {
 
 impl fmt::Debug for HubState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("local", &self.local).finish_non_exhaustive()
+        f.debug_struct("HubState")
+            .field("id", &self.local.id)
+            .field("address", &self.local.address)
+            .finish_non_exhaustive()
     }
 }

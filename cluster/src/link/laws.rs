@@ -1,16 +1,16 @@
 //! Laws of sessions under any sequence of connection failures.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::collections::VecDeque;
 
 use proptest::prelude::{Just, Strategy, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
-use prost::bytes::Bytes;
+use tokio_util::bytes::Bytes;
 
 use crate::{
     MemberId,
     link::{
         assembly::AssemblyBudget,
-        frame::{Piece, Resolution, SessionIds, SessionOffer, supersedes},
-        session::{Session, SessionBounds, SessionError},
+        frame::{LinkFrame, LinkHello, Piece, RefusalReason},
+        session::{HelloOutcome, LinkRole, Session, SessionBounds, SessionError},
     },
 };
 
@@ -18,30 +18,20 @@ const BOUNDS: SessionBounds = SessionBounds { piece: 100, unacknowledged: 1_000,
 /// The memory for incomplete batches, of both endpoints: less than one batch takes.
 const ASSEMBLY_BYTES: usize = 350;
 
-/// What an endpoint writes.
-#[derive(Clone, Debug)]
-enum Frame {
-    Hello { offer: SessionOffer, received: u64, replaces_link: bool },
-    Refusal,
-    Piece(Piece),
-    Heartbeat(u64),
-}
-
 /// A connection, with the frames in flight to endpoint 0 and to endpoint 1.
 struct Connection {
     dialler: usize,
     is_open: bool,
-    in_flight: [VecDeque<Frame>; 2],
+    in_flight: [VecDeque<LinkFrame>; 2],
 }
 
 /// The state of one process towards the other.
 struct Endpoint {
+    id: usize,
     sessions: u64,
-    session_ids: SessionIds,
     session: Session,
-    assembly: Arc<AssemblyBudget>,
+    assembly: AssemblyBudget,
     active: Option<usize>,
-    replaces_link: bool,
     sent: Vec<Bytes>,
     received: Vec<Bytes>,
     lost: u32,
@@ -66,14 +56,13 @@ enum Step {
 }
 
 impl Endpoint {
-    fn new(assembly: Arc<AssemblyBudget>) -> Self {
+    fn new(id: usize, assembly: AssemblyBudget) -> Self {
         Self {
+            id,
             sessions: 1,
-            session_ids: SessionIds::new(1),
-            session: Session::with_bounds(BOUNDS, assembly.clone()),
+            session: session(id, 1, &assembly),
             assembly,
             active: None,
-            replaces_link: false,
             sent: Vec::new(),
             received: Vec::new(),
             lost: 0,
@@ -82,23 +71,32 @@ impl Endpoint {
 
     fn forget(&mut self) {
         self.sessions += 1;
-        self.session_ids = SessionIds::new(self.sessions);
-        self.session = Session::with_bounds(BOUNDS, self.assembly.clone());
+        self.session = session(self.id, self.sessions, &self.assembly);
         self.active = None;
         self.lost += 1;
         self.sent.clear();
         self.received.clear();
     }
 
-    fn hello(&self, replaces_link: bool) -> Frame {
-        Frame::Hello { offer: self.session_ids.offer(), received: self.session.received(), replaces_link }
+    fn hello(&self) -> LinkFrame {
+        LinkFrame::Hello(self.session.hello(member(self.id), String::new()))
     }
+}
+
+fn member(endpoint: usize) -> MemberId {
+    MemberId::from_number(endpoint as u64 + 1)
+}
+
+/// A session of this endpoint. Endpoint 0 has the smaller id.
+fn session(endpoint: usize, number: u64, assembly: &AssemblyBudget) -> Session {
+    let preferred = if endpoint == 0 { LinkRole::Dialler } else { LinkRole::Acceptor };
+    Session::new(number, preferred, assembly.clone()).with_bounds(BOUNDS)
 }
 
 impl World {
     fn new() -> Self {
-        let assembly = Arc::new(AssemblyBudget::new(ASSEMBLY_BYTES));
-        let endpoints = [(); 2].map(|()| Endpoint::new(assembly.clone()));
+        let assembly = AssemblyBudget::new(ASSEMBLY_BYTES);
+        let endpoints = [0, 1].map(|id| Endpoint::new(id, assembly.clone()));
         Self { endpoints, connections: Vec::new(), batches: 0 }
     }
 
@@ -106,7 +104,7 @@ impl World {
         match step {
             Step::Send(endpoint, length) => {
                 if self.endpoints[endpoint].session.capacity() != 0
-                    && self.endpoints[endpoint].session_ids.is_established()
+                    && self.endpoints[endpoint].session.is_established()
                 {
                     self.batches += 1;
                     let mut batch = self.batches.to_le_bytes().to_vec();
@@ -118,25 +116,23 @@ impl World {
             }
             Step::Write(endpoint) => {
                 if let Some(connection) = self.endpoints[endpoint].active
-                    && let Some(next) = self.endpoints[endpoint].session.next_piece()
+                    && let Some(piece) = self.endpoints[endpoint].session.next_piece()
                 {
-                    self.connections[connection].in_flight[1 - endpoint].push_back(Frame::Piece(next.piece));
+                    self.connections[connection].in_flight[1 - endpoint].push_back(LinkFrame::Piece(piece));
                 }
             }
             Step::Heartbeat(endpoint) => {
                 if let Some(connection) = self.endpoints[endpoint].active {
                     let received = self.endpoints[endpoint].session.report_received();
                     self.connections[connection].in_flight[1 - endpoint]
-                        .push_back(Frame::Heartbeat(received));
+                        .push_back(LinkFrame::Heartbeat(received));
                 }
             }
             Step::Dial(endpoint) => {
                 if self.endpoints[endpoint].active.is_none() {
-                    let replaces_link = self.endpoints[endpoint].replaces_link;
                     let mut connection =
                         Connection { dialler: endpoint, is_open: true, in_flight: Default::default() };
-                    connection.in_flight[1 - endpoint]
-                        .push_back(self.endpoints[endpoint].hello(replaces_link));
+                    connection.in_flight[1 - endpoint].push_back(self.endpoints[endpoint].hello());
                     self.connections.push(connection);
                 }
             }
@@ -170,7 +166,7 @@ impl World {
         };
         let Endpoint { active, session, .. } = &mut self.endpoints[endpoint];
         if *active == Some(connection)
-            && let Frame::Piece(piece) = &frame
+            && let LinkFrame::Piece(piece) = &frame
             && !session.take_room(piece)
         {
             self.connections[connection].in_flight[endpoint].push_front(frame);
@@ -190,86 +186,77 @@ impl World {
         }
     }
 
-    fn handle_frame(&mut self, endpoint: usize, connection: usize, frame: Frame) -> Result<(), SessionError> {
+    fn handle_frame(
+        &mut self,
+        endpoint: usize,
+        connection: usize,
+        frame: LinkFrame,
+    ) -> Result<(), SessionError> {
         let is_active = self.endpoints[endpoint].active == Some(connection);
         match frame {
-            Frame::Hello { offer, received, replaces_link } => {
-                self.handle_hello(endpoint, connection, offer, received, replaces_link)?
-            }
-            Frame::Refusal => {
-                self.endpoints[endpoint].replaces_link = self.endpoints[endpoint].active.is_none();
+            LinkFrame::Hello(hello) => self.handle_hello(endpoint, connection, &hello)?,
+            LinkFrame::Refusal(_) => {
+                let Endpoint { active, session, .. } = &mut self.endpoints[endpoint];
+                if active.is_none() {
+                    session.replace_link();
+                }
                 self.close(connection);
             }
-            Frame::Piece(piece) if is_active => {
+            LinkFrame::Piece(piece) if is_active => {
                 let batch = self.endpoints[endpoint].session.receive(piece)?;
                 self.endpoints[endpoint].received.extend(batch);
             }
-            Frame::Heartbeat(received) if is_active => {
+            LinkFrame::Heartbeat(received) if is_active => {
                 self.endpoints[endpoint].session.acknowledge(received)?
             }
-            Frame::Piece(_) | Frame::Heartbeat(_) => {}
+            LinkFrame::Piece(_) | LinkFrame::Heartbeat(_) | LinkFrame::Greeting(_) | LinkFrame::Goodbye => {}
         }
         Ok(())
+    }
+
+    fn role(&self, endpoint: usize, connection: usize) -> LinkRole {
+        let dials = self.connections[connection].dialler == endpoint;
+        if dials { LinkRole::Dialler } else { LinkRole::Acceptor }
     }
 
     fn handle_hello(
         &mut self,
         endpoint: usize,
         connection: usize,
-        offer: SessionOffer,
-        received: u64,
-        replaces_link: bool,
+        hello: &LinkHello,
     ) -> Result<(), SessionError> {
-        let accepts = self.connections[connection].dialler != endpoint;
-        match self.endpoints[endpoint].session_ids.resolve(offer) {
-            Resolution::Outdated => {
-                self.close(connection);
-                return Ok(());
-            }
-            Resolution::RemoteLost => {
-                if accepts {
-                    let hello = self.endpoints[endpoint].hello(false);
-                    self.connections[connection].in_flight[1 - endpoint].push_back(hello);
-                } else {
-                    self.close(connection);
+        let role = self.role(endpoint, connection);
+        let active = self.endpoints[endpoint].active.map(|active| self.role(endpoint, active));
+        let answer = match self.endpoints[endpoint].session.judge(hello, role, active) {
+            HelloOutcome::Begin | HelloOutcome::Resume => {
+                self.endpoints[endpoint].session.connect(hello);
+                if let Some(previous) = self.endpoints[endpoint].active.replace(connection) {
+                    self.close(previous);
                 }
-                return Ok(());
+                (role == LinkRole::Acceptor).then(|| self.endpoints[endpoint].hello())
             }
-            Resolution::LocalLost => {
+            HelloOutcome::Refused(reason @ RefusalReason::Linked) if role == LinkRole::Acceptor => {
+                Some(LinkFrame::Refusal(reason))
+            }
+            HelloOutcome::RemoteLost if role == LinkRole::Acceptor => Some(self.endpoints[endpoint].hello()),
+            HelloOutcome::Refused(_) | HelloOutcome::RemoteLost => {
+                self.close(connection);
+                None
+            }
+            HelloOutcome::LocalLost => {
                 if let Some(active) = self.endpoints[endpoint].active {
                     self.close(active);
                 }
                 self.endpoints[endpoint].forget();
-                if accepts {
-                    return self.handle_hello(endpoint, connection, offer, received, replaces_link);
+                if role == LinkRole::Acceptor {
+                    return self.handle_hello(endpoint, connection, hello);
                 }
                 self.close(connection);
-                return Ok(());
+                None
             }
-            Resolution::Begin => {}
-            Resolution::Resume => {
-                let id = |endpoint: usize| MemberId::from_number(endpoint as u64);
-                let dialler = |connection: usize| id(self.connections[connection].dialler);
-                let stays = |active| !supersedes(dialler(active), dialler(connection), id(0), replaces_link);
-                if self.endpoints[endpoint].active.is_some_and(stays) {
-                    if accepts {
-                        self.connections[connection].in_flight[1 - endpoint].push_back(Frame::Refusal);
-                    } else {
-                        self.close(connection);
-                    }
-                    return Ok(());
-                }
-            }
-        }
-        self.endpoints[endpoint].session.resume(received)?;
-        if accepts {
-            let hello = self.endpoints[endpoint].hello(false);
-            self.connections[connection].in_flight[1 - endpoint].push_back(hello);
-        }
-        self.endpoints[endpoint].replaces_link = false;
-        if let Some(previous) = self.endpoints[endpoint].active.replace(connection) {
-            self.close(previous);
-        }
+            HelloOutcome::Invalid(error) => return Err(error),
+        };
+        self.connections[connection].in_flight[1 - endpoint].extend(answer);
         Ok(())
     }
 
@@ -330,7 +317,7 @@ proptest! {
         for (from, to) in [(0, 1), (1, 0)] {
             prop_assert_eq!(&world.endpoints[from].sent, &world.endpoints[to].received);
         }
-        prop_assert_eq!(world.endpoints[0].assembly.used(), 0);
+        prop_assert_eq!(world.endpoints[0].assembly.available(), ASSEMBLY_BYTES);
         prop_assert_eq!((world.endpoints[0].lost, world.endpoints[1].lost), (0, 0), "no session was lost");
     }
 
@@ -364,7 +351,7 @@ proptest! {
 
 #[test]
 fn session_with_full_window_takes_no_batch() {
-    let mut session = Session::with_bounds(BOUNDS, Arc::default());
+    let mut session = session(0, 1, &AssemblyBudget::default());
     session.push(Bytes::from(vec![0; 999]));
     assert_eq!(session.capacity(), 1);
     session.push(Bytes::from(vec![0; 999]));
@@ -376,7 +363,7 @@ fn session_with_full_window_takes_no_batch() {
 
 #[test]
 fn protocol_violation_by_peer_is_session_error() {
-    let mut session = Session::with_bounds(BOUNDS, Arc::default());
+    let mut session = session(0, 1, &AssemblyBudget::default());
     session.push(Bytes::from_static(b"a"));
     assert_eq!(session.acknowledge(1), Err(SessionError::Acknowledgement), "the piece was not sent yet");
     let piece =

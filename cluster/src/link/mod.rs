@@ -5,13 +5,13 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use prost::bytes::Bytes;
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, mpsc, watch},
     task::JoinSet,
     time::{Instant, timeout_at},
 };
+use tokio_util::bytes::Bytes;
 use tollgate_counter::time::Clock;
 use tollgate_net::accept::Acceptor;
 use tracing::{info, warn};
@@ -24,14 +24,12 @@ mod advertise;
 mod assembly;
 mod connection;
 mod dial;
-mod drive;
 mod frame;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
 mod hub;
 #[cfg(test)]
 mod laws;
-mod outbound;
 mod peer;
 mod rejections;
 mod seeds;
@@ -97,14 +95,14 @@ pub trait LinkHandler: Send + Sync + 'static {
     /// A session with `peer`, which is dialled at `address`, begins: the first one, or a new one after the previous
     /// session was lost. No batch of it was received before.
     fn connected(&self, peer: MemberId, address: &str);
-    /// A frame of any kind was received, heartbeats included. An idle link receives one every 200 ms, with
-    /// many peers every 500 ms.
+    /// A frame was received that completes no batch. An idle link receives one every 200 ms, with many peers every
+    /// 500 ms.
     fn heard(&self, peer: MemberId);
     /// The next batch of the session was received; each is passed once, in the order in which they were sent.
     fn received(&self, peer: MemberId, batch: Bytes);
-    /// Returns the next batch to send: what is queued, up to `bytes_max` bytes, or one larger message. The link calls
-    /// it when it can write, after [`Links::wake`] and after each batch, but not while 8 MiB are unacknowledged.
-    fn next_batch(&self, peer: MemberId, bytes_max: usize) -> Option<Bytes>;
+    /// Returns the next batch to send, if anything is queued. The link calls it when it can write, after [`Links::wake`]
+    /// and after each batch, but not while 8 MiB are unacknowledged.
+    fn next_batch(&self, peer: MemberId) -> Option<Bytes>;
     /// The session has ended; nothing more of it will be received.
     fn disconnected(&self, peer: MemberId, reason: DisconnectReason);
 }
@@ -137,7 +135,7 @@ struct EndGuard(Links);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {
-        self.0.0.roster.clear();
+        self.0.0.local.clear();
         self.0.0.phase.send_replace(LinksPhase::Ended);
     }
 }
@@ -178,7 +176,7 @@ impl Links {
 
     /// Makes the link of `peer` poll [`LinkHandler::next_batch`].
     pub fn wake(&self, peer: MemberId) {
-        self.0.roster.wake(peer);
+        self.0.local.wake(peer);
     }
 
     /// Dials this address, `HOST:PORT`, until a member answers, connections are refused, or 30 s have passed. Does
@@ -190,7 +188,7 @@ impl Links {
     /// Ends the session with `peer` and stops dialling it. Frames may still be received until
     /// [`LinkHandler::disconnected`] is called. If the peer connects again, a new session begins.
     pub fn forget(&self, peer: MemberId) {
-        if let Some(peer) = self.0.roster.get(peer)
+        if let Some(peer) = self.0.local.get(peer)
             && peer.mark_forgotten()
             && !self.0.command(Command::Forget(peer.clone()))
         {
@@ -208,6 +206,7 @@ impl Links {
             }
             is_open
         });
+        self.0.local.wake_all();
         // The sender lives in `self`, so waiting cannot fail.
         let _ = self.0.phase.subscribe().wait_for(|phase| *phase == LinksPhase::Ended).await;
     }
@@ -259,6 +258,10 @@ impl LinkListener {
         let mut acceptor = Acceptor::new("cluster");
         let handshakes = Arc::new(Semaphore::new(accept::HANDSHAKES_MAX));
         let within = loop {
+            let next_connection = async {
+                let permit = handshakes.clone().acquire_owned().await.expect("the semaphore is never closed");
+                (permit, acceptor.next(|| listener.accept(), || {}).await)
+            };
             tokio::select! {
                 phase = phases.wait_for(|phase| *phase != LinksPhase::Open) => match phase.map(|phase| *phase) {
                     Ok(LinksPhase::Closing(within)) => break within,
@@ -267,8 +270,8 @@ impl LinkListener {
                 Some(order) = commands.recv() => {
                     tasks.spawn(execute(hub.clone(), order));
                 }
-                incoming = accept::next(&listener, &mut acceptor, handshakes.clone()) => {
-                    tasks.spawn(accept::accept(hub.clone(), incoming));
+                (permit, (socket, from)) = next_connection => {
+                    tasks.spawn(accept::accept(hub.clone(), socket, from, permit));
                 }
                 Some(ended) = tasks.join_next() => ended.map_err(|panic| LinkError::TaskEnded(panic.to_string()))?,
                 Some(ended) = background.join_next() => {
@@ -294,6 +297,6 @@ async fn execute(hub: Arc<Hub>, order: Command) {
     match order {
         Command::Dial(address, report) => dial::dial_address(hub, address, report).await,
         Command::Redial(peer) => dial::redial(hub, peer).await,
-        Command::Forget(peer) => peer.end(DisconnectReason::Forgotten),
+        Command::Forget(peer) => peer.end(&hub.shared.local, DisconnectReason::Forgotten),
     }
 }

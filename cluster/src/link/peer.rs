@@ -1,15 +1,17 @@
-//! Another process, its session and its active connection.
+//! Another process, its session and its link.
 
 use std::{
     collections::HashMap,
-    fmt,
+    ops::ControlFlow,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    task::Waker,
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use futures_util::task::AtomicWaker;
 use tracing::{error, info};
 
 use crate::{
@@ -17,94 +19,73 @@ use crate::{
     link::{
         DisconnectReason, LinkHandler,
         assembly::AssemblyBudget,
-        frame::{Frame, Hello, Kind, Reason, Resolution, SessionIds, VERSION, supersedes},
-        outbound::OutboundQueue,
-        session::{Session, SessionError},
+        frame::{LinkFrame, LinkHello},
+        session::{HelloOutcome, LinkRole, Session, SessionError},
         stats::LinkStats,
     },
 };
 
-mod frames;
-
 /// The most peers.
 pub(super) const PEERS_MAX: usize = 1024;
 
-/// What peers know about this process.
-#[derive(Debug)]
+/// This process as its peers know it, and its peers.
 pub(super) struct LocalProcess {
     pub(super) id: MemberId,
     /// The advertised address.
     pub(super) address: String,
     pub(super) stats: Arc<LinkStats>,
-}
-
-/// All peers.
-// Invariant: changes only under the lock, so that there are never more than `PEERS_MAX`. Reads take no lock.
-#[derive(Default)]
-pub(super) struct PeerRoster {
+    // Invariant: changes only under the lock of `sessions`, so that there are never more than `PEERS_MAX`. Reads take no
+    // lock.
     peers: ArcSwap<HashMap<MemberId, Arc<Peer>>>,
     sessions: Mutex<u64>,
     // Of all peers.
-    assembly: Arc<AssemblyBudget>,
+    assembly: AssemblyBudget,
 }
 
 /// Another process of the cluster, with the session of its link.
 pub(super) struct Peer {
     pub(super) id: MemberId,
-    local: Arc<LocalProcess>,
     handler: Arc<dyn LinkHandler>,
-    roster: Weak<PeerRoster>,
     // Held while `LinkHandler` is called, so that its calls for one peer are ordered. Methods that `LinkHandler` may
     // call never take it.
     state: Mutex<PeerState>,
-    // These are read without that lock.
-    active: ArcSwapOption<OutboundQueue>,
+    // These are read without that lock; the link changes under it.
+    link: ArcSwapOption<ActiveLink>,
     address: ArcSwap<String>,
     forgotten: AtomicBool,
 }
 
 struct PeerState {
-    session_ids: SessionIds,
     session: Session,
-    active: Option<ActiveConnection>,
     is_dialling: bool,
     is_ended: bool,
 }
 
-/// The connection that carries the session.
-struct ActiveConnection {
-    outbound: Arc<OutboundQueue>,
-    dialler: MemberId,
+/// The connection that carries a session, as other tasks reach it.
+pub(super) struct ActiveLink {
+    role: LinkRole,
+    waker: AtomicWaker,
+    is_closed: AtomicBool,
+    /// A heartbeat is due.
+    pub(super) heartbeat_due: AtomicBool,
+    /// Queued batches are written, then a goodbye.
+    pub(super) goodbye_due: AtomicBool,
+    /// The goodbye is written, so nothing follows.
+    is_finished: AtomicBool,
 }
 
-/// The effect of a peer's hello on its connection.
-#[derive(Debug)]
-pub(super) enum HelloOutcome {
-    /// The connection is now the link.
-    Linked,
-    /// The connection is refused, and the peer is sent the reason.
-    Refused(Reason),
-    /// The peer holds a session that has ended; this hello tells it so.
-    RemoteLost(Hello),
-    /// The session has ended; the next connection begins a new one.
-    SessionEnded,
-}
+impl LocalProcess {
+    pub(super) fn new(id: MemberId, address: String) -> Self {
+        Self {
+            id,
+            address,
+            stats: Arc::default(),
+            peers: ArcSwap::default(),
+            sessions: Mutex::default(),
+            assembly: AssemblyBudget::default(),
+        }
+    }
 
-/// Whether the connection keeps reading.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Flow {
-    Continue,
-    Close,
-}
-
-/// The side of the connection that this process is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LinkRole {
-    Dialler,
-    Acceptor,
-}
-
-impl PeerRoster {
     pub(super) fn get(&self, id: MemberId) -> Option<Arc<Peer>> {
         self.peers.load().get(&id).cloned()
     }
@@ -116,22 +97,23 @@ impl PeerRoster {
         }
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// Wakes all links.
+    pub(super) fn wake_all(&self) {
+        self.peers.load().values().for_each(|peer| peer.wake());
+    }
+
+    /// The number of peers.
+    pub(super) fn peers(&self) -> usize {
         self.peers.load().len()
     }
 
-    /// Whether a peer advertises this address.
-    pub(super) fn has_address(&self, address: &str) -> bool {
-        self.peers.load().values().any(|peer| *peer.address() == address)
+    /// The peer that advertises this address.
+    pub(super) fn member_at(&self, address: &str) -> Option<MemberId> {
+        self.peers.load().values().find(|peer| *peer.address() == address).map(|peer| peer.id)
     }
 
     /// The peer of this id, which is added if it is unknown; `None` if there are too many.
-    pub(super) fn get_or_add(
-        self: &Arc<Self>,
-        id: MemberId,
-        local: &Arc<LocalProcess>,
-        handler: &Arc<dyn LinkHandler>,
-    ) -> Option<Arc<Peer>> {
+    pub(super) fn get_or_add(&self, id: MemberId, handler: &Arc<dyn LinkHandler>) -> Option<Arc<Peer>> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let peers = self.peers.load();
         if let Some(peer) = peers.get(&id) {
@@ -141,7 +123,13 @@ impl PeerRoster {
             return None;
         }
         *sessions += 1;
-        let peer = Arc::new(Peer::new(id, *sessions, local, handler, self));
+        // If both sides dial, the connection stays that the smaller id has dialled.
+        let preferred = if self.id < id { LinkRole::Dialler } else { LinkRole::Acceptor };
+        let peer = Arc::new(Peer::new(
+            id,
+            handler.clone(),
+            Session::new(*sessions, preferred, self.assembly.clone()),
+        ));
         let mut peers = HashMap::clone(&peers);
         peers.insert(id, peer.clone());
         self.peers.store(Arc::new(peers));
@@ -163,36 +151,21 @@ impl PeerRoster {
 }
 
 impl Peer {
-    fn new(
-        id: MemberId,
-        session: u64,
-        local: &Arc<LocalProcess>,
-        handler: &Arc<dyn LinkHandler>,
-        roster: &Arc<PeerRoster>,
-    ) -> Self {
-        let state = PeerState {
-            session_ids: SessionIds::new(session),
-            session: Session::new(roster.assembly.clone()),
-            active: None,
-            is_dialling: false,
-            is_ended: false,
-        };
+    fn new(id: MemberId, handler: Arc<dyn LinkHandler>, session: Session) -> Self {
         Self {
             id,
-            local: local.clone(),
-            handler: handler.clone(),
-            roster: Arc::downgrade(roster),
-            state: Mutex::new(state),
-            active: ArcSwapOption::empty(),
+            handler,
+            state: Mutex::new(PeerState { session, is_dialling: false, is_ended: false }),
+            link: ArcSwapOption::empty(),
             address: ArcSwap::default(),
             forgotten: AtomicBool::new(false),
         }
     }
 
-    /// Wakes the active connection to write what is queued.
+    /// Wakes the link to write what is queued.
     pub(super) fn wake(&self) {
-        if let Some(outbound) = &*self.active.load() {
-            outbound.wake();
+        if let Some(link) = &*self.link.load() {
+            link.waker.wake();
         }
     }
 
@@ -206,9 +179,9 @@ impl Peer {
         self.forgotten.store(false, Relaxed);
     }
 
-    /// Whether a connection is active.
+    /// Whether there is a link.
     pub(super) fn is_connected(&self) -> bool {
-        self.active.load().is_some()
+        self.link.load().is_some()
     }
 
     /// The advertised address of the peer; empty before its first hello.
@@ -217,84 +190,136 @@ impl Peer {
     }
 
     /// The hello to send to the peer.
-    pub(super) fn hello(&self, replaces_link: bool) -> Hello {
-        self.state().hello(&self.local, replaces_link)
+    pub(super) fn hello(&self, local: &LocalProcess) -> LinkFrame {
+        LinkFrame::Hello(self.state().session.hello(local.id, local.address.clone()))
     }
 
-    /// Resolves a hello received on `outbound`'s connection, and activates the connection if the session allows it.
+    /// The peer has refused a connection because of a link. If there is none here, it is lost, and the next connection
+    /// replaces it.
+    pub(super) fn refused_as_duplicate(&self) {
+        let mut state = self.state();
+        if !self.is_connected() {
+            state.session.replace_link();
+        }
+    }
+
+    /// Handles a hello received on the connection of `link`, which becomes the link if the session allows it.
     pub(super) fn handle_hello(
-        self: &Arc<Self>,
-        hello: &Hello,
-        role: LinkRole,
-        outbound: &Arc<OutboundQueue>,
+        &self,
+        local: &LocalProcess,
+        hello: &LinkHello,
+        link: &Arc<ActiveLink>,
     ) -> HelloOutcome {
         let mut state = self.state();
         if self.forgotten.load(Relaxed) {
-            state.end(self, DisconnectReason::Forgotten);
+            self.end_locked(local, &mut state, DisconnectReason::Forgotten);
         }
         if state.is_ended {
-            return HelloOutcome::SessionEnded;
+            return HelloOutcome::LocalLost;
         }
-        let dialler = match role {
-            LinkRole::Dialler => self.local.id,
-            LinkRole::Acceptor => self.id,
-        };
-        match state.session_ids.resolve(hello.offer()) {
-            Resolution::Outdated => return HelloOutcome::Refused(Reason::Stale),
-            Resolution::RemoteLost => return HelloOutcome::RemoteLost(state.hello(&self.local, false)),
-            Resolution::LocalLost => {
-                state.end(self, DisconnectReason::Forgotten);
-                return HelloOutcome::SessionEnded;
-            }
-            Resolution::Begin => {
+        let active = self.link.load().as_ref().map(|link| link.role);
+        let outcome = state.session.judge(hello, link.role, active);
+        match outcome {
+            HelloOutcome::Begin | HelloOutcome::Resume => {
                 self.address.store(Arc::new(hello.address.clone()));
-                info!(peer = %self.id, address = hello.address, "connected to a replica");
-                self.handler.connected(self.id, &hello.address);
-            }
-            Resolution::Resume => {
-                let smaller = self.local.id.min(self.id);
-                let stays = |active: &ActiveConnection| {
-                    !supersedes(active.dialler, dialler, smaller, hello.replaces_link)
-                };
-                if state.active.as_ref().is_some_and(stays) {
-                    return HelloOutcome::Refused(Reason::Linked);
+                if outcome == HelloOutcome::Begin {
+                    info!(peer = %self.id, address = hello.address, "connected to a replica");
+                    self.handler.connected(self.id, &hello.address);
+                } else {
+                    local.stats.reconnects.increase();
                 }
-                self.address.store(Arc::new(hello.address.clone()));
-                self.local.stats.reconnects.increase();
+                self.handler.heard(self.id);
+                local.stats.pieces_resent.add(state.session.connect(hello));
+                self.replace_link(local, Some(link.clone()));
+            }
+            HelloOutcome::LocalLost => self.end_locked(local, &mut state, DisconnectReason::Forgotten),
+            HelloOutcome::Invalid(error) => self.abort(local, &mut state, error),
+            HelloOutcome::Refused(_) | HelloOutcome::RemoteLost => {}
+        }
+        outcome
+    }
+
+    /// Handles a frame received on `link`. Breaks if the connection must close. Returns the frame if the memory for
+    /// incomplete batches is full: then the connection is not read further until the frame is handled.
+    pub(super) fn receive(
+        &self,
+        local: &LocalProcess,
+        link: &Arc<ActiveLink>,
+        frame: LinkFrame,
+    ) -> ControlFlow<(), Option<LinkFrame>> {
+        let mut state = self.state();
+        if !self.is_link(link) {
+            return ControlFlow::Break(());
+        }
+        let session = &mut state.session;
+        let batch = match frame {
+            LinkFrame::Piece(piece) if !session.take_room(&piece) => {
+                // The peer is not silent.
+                self.handler.heard(self.id);
+                return ControlFlow::Continue(Some(LinkFrame::Piece(piece)));
+            }
+            LinkFrame::Piece(piece) => session.receive(piece),
+            LinkFrame::Heartbeat(received) => session.acknowledge(received).map(|()| None),
+            LinkFrame::Goodbye => {
+                self.end_locked(local, &mut state, DisconnectReason::Dead);
+                return ControlFlow::Break(());
+            }
+            LinkFrame::Refusal(_) => return ControlFlow::Break(()),
+            // A repeated greeting or hello has no effect.
+            LinkFrame::Greeting(_) | LinkFrame::Hello(_) => Ok(None),
+        };
+        match batch {
+            Ok(Some(batch)) => {
+                local.stats.batches_in.increase();
+                local.stats.bytes_in.add(batch.len() as u64);
+                self.handler.received(self.id, batch);
+            }
+            Ok(None) => self.handler.heard(self.id),
+            Err(error) => {
+                self.abort(local, &mut state, error);
+                return ControlFlow::Break(());
             }
         }
-        self.handler.heard(self.id);
-        if let Err(error) = state.session.resume(hello.received) {
-            state.abort(self, error);
-            return HelloOutcome::SessionEnded;
+        ControlFlow::Continue(None)
+    }
+
+    /// The next frame to write on `link`, if there is one.
+    pub(super) fn next_frame(&self, local: &LocalProcess, link: &Arc<ActiveLink>) -> Option<LinkFrame> {
+        let mut state = self.state();
+        if !self.is_link(link) || link.is_finished.load(Relaxed) {
+            return None;
         }
-        if role == LinkRole::Acceptor {
-            outbound.send(Kind::Hello(state.hello(&self.local, false)));
+        let session = &mut state.session;
+        if let Some(piece) = session.next_piece() {
+            return Some(LinkFrame::Piece(piece));
         }
-        match state.active.replace(ActiveConnection { outbound: outbound.clone(), dialler }) {
-            Some(former) => former.outbound.closed.notify_one(),
-            None => {
-                self.local.stats.links_up.fetch_add(1, Relaxed);
-            }
+        let has_capacity = session.capacity() > 0;
+        if has_capacity && let Some(batch) = self.handler.next_batch(self.id) {
+            local.stats.batches_out.increase();
+            local.stats.bytes_out.add(batch.len() as u64);
+            session.push(batch);
+            return session.next_piece().map(LinkFrame::Piece);
         }
-        self.active.store(Some(outbound.clone()));
-        outbound.attach(Arc::<Self>::downgrade(self));
-        HelloOutcome::Linked
+        if has_capacity && link.goodbye_due.load(Relaxed) {
+            link.is_finished.store(true, Relaxed);
+            return Some(LinkFrame::Goodbye);
+        }
+        let is_heartbeat_due = link.heartbeat_due.swap(false, Relaxed) || session.must_acknowledge();
+        is_heartbeat_due.then(|| LinkFrame::Heartbeat(session.report_received()))
     }
 
     /// The last acknowledged piece, if later ones are unacknowledged.
     pub(super) fn pending_acknowledgement(&self) -> Option<u64> {
-        let state = self.state();
-        state.session.awaits_acknowledgement().then(|| state.session.acknowledged())
+        self.state().session.pending_acknowledgement()
     }
 
-    /// Deactivates `outbound`. True if the caller must start to redial the peer.
-    pub(super) fn detach(&self, outbound: &Arc<OutboundQueue>) -> bool {
+    /// Gives up `link`, whose connection has closed. True if the caller must start to redial the peer.
+    pub(super) fn detach(&self, local: &LocalProcess, link: &Arc<ActiveLink>) -> bool {
         let mut state = self.state();
-        if !state.is_active(outbound) {
+        if !self.is_link(link) {
             return false;
         }
-        state.close_active(self);
+        self.replace_link(local, None);
         let dials = !state.is_ended && !state.is_dialling;
         state.is_dialling |= dials;
         dials
@@ -303,96 +328,101 @@ impl Peer {
     /// Whether the task that redials the peer continues.
     pub(super) fn needs_dialling(&self) -> bool {
         let mut state = self.state();
-        state.is_dialling = !state.is_ended && state.active.is_none() && !self.forgotten.load(Relaxed);
+        state.is_dialling = !state.is_ended && !self.is_connected() && !self.forgotten.load(Relaxed);
         state.is_dialling
     }
 
     /// Ends the session if it has not ended.
-    pub(super) fn end(&self, reason: DisconnectReason) {
-        self.state().end(self, reason);
+    pub(super) fn end(&self, local: &LocalProcess, reason: DisconnectReason) {
+        self.end_locked(local, &mut self.state(), reason);
     }
 
-    /// Ends the session as dead after proof that the process is gone, unless a connection became active meanwhile.
-    pub(super) fn end_unless_connected(&self) {
+    /// Ends the session as dead after proof that the process is gone, unless there is a link again.
+    pub(super) fn end_unless_connected(&self, local: &LocalProcess) {
         let mut state = self.state();
-        if state.active.is_none() {
-            state.end(self, DisconnectReason::Dead);
+        if !self.is_connected() {
+            self.end_locked(local, &mut state, DisconnectReason::Dead);
         }
     }
 
     /// Ends the session unless both sides have established it.
-    pub(super) fn end_unless_established(&self) {
+    pub(super) fn end_unless_established(&self, local: &LocalProcess) {
         let mut state = self.state();
-        if !state.session_ids.is_established() {
-            state.end(self, DisconnectReason::Forgotten);
+        if !state.session.is_established() {
+            self.end_locked(local, &mut state, DisconnectReason::Forgotten);
         }
     }
 
     fn state(&self) -> MutexGuard<'_, PeerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl PeerState {
-    fn is_active(&self, outbound: &Arc<OutboundQueue>) -> bool {
-        self.active.as_ref().is_some_and(|active| Arc::ptr_eq(&active.outbound, outbound))
+    fn is_link(&self, link: &Arc<ActiveLink>) -> bool {
+        self.link.load().as_ref().is_some_and(|active| Arc::ptr_eq(active, link))
     }
 
-    fn hello(&self, local: &LocalProcess, replaces_link: bool) -> Hello {
-        let offer = self.session_ids.offer();
-        Hello {
-            version: VERSION,
-            member: local.id.number(),
-            address: local.address.clone(),
-            session: offer.session,
-            known_session: offer.known,
-            received: self.session.received(),
-            replaces_link,
+    /// Called under the lock of the state.
+    fn replace_link(&self, local: &LocalProcess, link: Option<Arc<ActiveLink>>) {
+        let links_up = &local.stats.links_up;
+        if link.is_some() {
+            links_up.fetch_add(1, Relaxed);
+        }
+        if let Some(former) = self.link.swap(link) {
+            links_up.fetch_sub(1, Relaxed);
+            former.close();
         }
     }
 
-    fn piece(&mut self, stats: &LinkStats) -> Option<Frame> {
-        let next = self.session.next_piece()?;
-        if next.is_resent {
-            stats.pieces_resent.increase();
-        }
-        Some(Kind::Piece(next.piece).into())
-    }
-
-    fn close_active(&mut self, peer: &Peer) {
-        if let Some(active) = self.active.take() {
-            peer.local.stats.links_up.fetch_sub(1, Relaxed);
-            active.outbound.closed.notify_one();
-            active.outbound.wake();
-            peer.active.store(None);
-        }
-    }
-
-    fn end(&mut self, peer: &Peer, reason: DisconnectReason) {
-        if self.is_ended {
+    fn end_locked(&self, local: &LocalProcess, state: &mut PeerState, reason: DisconnectReason) {
+        if state.is_ended {
             return;
         }
-        self.is_ended = true;
-        self.session.discard_partial_batch();
-        self.close_active(peer);
-        if self.session_ids.is_established() {
-            info!(peer = %peer.id, address = %peer.address(), ?reason, "lost a replica");
-            peer.handler.disconnected(peer.id, reason);
+        state.is_ended = true;
+        state.session.discard_partial_batch();
+        self.replace_link(local, None);
+        if state.session.is_established() {
+            info!(peer = %self.id, address = %self.address(), ?reason, "lost a replica");
+            self.handler.disconnected(self.id, reason);
         }
         // Last, so that `disconnected` was called before the peer can be looked up as absent.
-        if let Some(roster) = peer.roster.upgrade() {
-            roster.remove(peer.id);
-        }
+        local.remove(self.id);
     }
 
-    fn abort(&mut self, peer: &Peer, error: SessionError) {
-        error!(peer = %peer.id, address = %peer.address(), %error, "session aborted after a protocol error");
-        self.end(peer, DisconnectReason::Forgotten);
+    fn abort(&self, local: &LocalProcess, state: &mut PeerState, error: SessionError) {
+        error!(peer = %self.id, address = %self.address(), %error, "session aborted after a protocol error");
+        self.end_locked(local, state, DisconnectReason::Forgotten);
     }
 }
 
-impl fmt::Debug for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Peer").field("id", &self.id).finish_non_exhaustive()
+impl ActiveLink {
+    pub(super) fn new(role: LinkRole) -> Self {
+        Self {
+            role,
+            waker: AtomicWaker::new(),
+            is_closed: AtomicBool::new(false),
+            heartbeat_due: AtomicBool::new(false),
+            goodbye_due: AtomicBool::new(false),
+            is_finished: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether the connection must close.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Relaxed)
+    }
+
+    /// The task of the connection is not woken until it listens again: it writes whatever it queues itself.
+    pub(super) fn stop_listening(&self) {
+        self.waker.take();
+    }
+
+    /// Wakes this task from now on when there is something to write or the connection must close.
+    pub(super) fn listen(&self, waker: &Waker) {
+        self.waker.register(waker);
+    }
+
+    fn close(&self) {
+        self.is_closed.store(true, Relaxed);
+        self.waker.wake();
     }
 }

@@ -30,45 +30,31 @@ const SLOW_MAX: Duration = Duration::from_secs(10);
 /// The most addresses that are dialled for one name.
 const ADDRESSES_MAX: usize = 256;
 
-/// The result of the last try at one seed.
-#[derive(Clone, Copy, Debug, Default)]
-struct SeedResult {
-    linked: usize,
-    failures: SeedFailures,
-}
-
-/// The search at all seeds.
-struct SeedSearch {
-    since: Stopwatch,
-    all: Mutex<Vec<Option<SeedResult>>>,
-}
-
-impl SeedSearch {
-    fn publish(&self, shared: &HubState) {
-        let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        shared.set_seeds(summary(&all, self.since.elapsed()));
-    }
-}
-
 /// Searches at all seeds until it is dropped.
 pub(super) async fn watch(shared: Arc<HubState>) {
-    let search = SeedSearch { since: Stopwatch::start(), all: Mutex::new(vec![None; shared.seeds().len()]) };
-    search.publish(&shared);
+    let since = Stopwatch::start();
+    let all = Mutex::new(vec![SeedState::Searching; shared.seeds().len()]);
+    let publish = |all: &[SeedState]| shared.set_seeds(summary(all, since.elapsed()));
+    publish(&all.lock().unwrap_or_else(PoisonError::into_inner));
     let seeds = shared.seeds().iter().enumerate();
-    join_all(seeds.map(|(index, seed)| watch_one(&shared, index, seed, &search))).await;
+    join_all(seeds.map(|(index, seed)| {
+        let (shared, all, publish) = (&shared, &all, &publish);
+        watch_one(shared, seed, move |found| {
+            let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+            all[index] = found;
+            publish(&all);
+        })
+    }))
+    .await;
     // Without seeds the loop above ends at once.
     std::future::pending().await
 }
 
-async fn watch_one(shared: &HubState, index: usize, seed: &str, search: &SeedSearch) {
+/// Searches at one seed, and passes the result of each try to `note`.
+async fn watch_one(shared: &HubState, seed: &str, note: impl Fn(SeedState)) {
     let mut failing: Option<String> = None;
-    let note = |found| {
-        search.all.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(found);
-        search.publish(shared);
-    };
+    let unresolved = SeedState::NotFound(SeedFailures { unresolved: 1, ..SeedFailures::default() });
     loop {
-        let unresolved =
-            SeedResult { linked: 0, failures: SeedFailures { unresolved: 1, ..SeedFailures::default() } };
         // A slow lookup is awaited, not dropped: the resolver's thread would go on, and another would start
         // concurrently.
         let mut lookup = pin!(lookup_host(seed));
@@ -103,7 +89,7 @@ async fn watch_one(shared: &HubState, index: usize, seed: &str, search: &SeedSea
 }
 
 /// Dials all addresses concurrently.
-async fn dial(shared: &HubState, addresses: &[SocketAddr]) -> SeedResult {
+async fn dial(shared: &HubState, addresses: &[SocketAddr]) -> SeedState {
     let dials = addresses.iter().map(async |address| {
         let (report, result) = oneshot::channel();
         shared.dial(&address.to_string(), Some(report));
@@ -113,32 +99,39 @@ async fn dial(shared: &HubState, addresses: &[SocketAddr]) -> SeedResult {
             Ok(Err(_)) | Err(_) => DialResult::Unreachable,
         }
     });
-    let mut found = SeedResult::default();
-    for result in join_all(dials).await {
-        match result {
-            DialResult::Linked => found.linked += 1,
-            DialResult::OwnAddress => found.failures.own += 1,
-            DialResult::Refused => found.failures.refused += 1,
-            DialResult::Slow => found.failures.slow += 1,
-            DialResult::Unreachable => found.failures.unreachable += 1,
-        }
-    }
-    found
-}
-
-/// The state of the search after this time.
-fn summary(all: &[Option<SeedResult>], elapsed: Duration) -> SeedState {
-    if all.iter().flatten().any(|found| found.linked > 0) {
+    let results = join_all(dials).await;
+    if results.iter().any(|result| matches!(result, DialResult::Linked(_))) {
         return SeedState::Found;
     }
     let mut failures = SeedFailures::default();
-    for found in all {
-        let Some(found) = found else { return SeedState::Searching };
-        failures.unresolved += found.failures.unresolved;
-        failures.unreachable += found.failures.unreachable;
-        failures.slow += found.failures.slow;
-        failures.refused += found.failures.refused;
-        failures.own += found.failures.own;
+    for result in results {
+        match result {
+            DialResult::OwnAddress => failures.own += 1,
+            DialResult::Refused => failures.refused += 1,
+            DialResult::Slow => failures.slow += 1,
+            DialResult::OtherMember
+            | DialResult::Unreachable
+            | DialResult::Duplicate
+            | DialResult::SessionEnded
+            | DialResult::Linked(_) => failures.unreachable += 1,
+        }
+    }
+    SeedState::NotFound(failures)
+}
+
+/// The state of the search at all seeds after this time.
+fn summary(all: &[SeedState], elapsed: Duration) -> SeedState {
+    if all.contains(&SeedState::Found) {
+        return SeedState::Found;
+    }
+    let mut failures = SeedFailures::default();
+    for state in all {
+        let SeedState::NotFound(found) = state else { return SeedState::Searching };
+        failures.unresolved += found.unresolved;
+        failures.unreachable += found.unreachable;
+        failures.slow += found.slow;
+        failures.refused += found.refused;
+        failures.own += found.own;
     }
     if failures.slow > 0 && elapsed < SLOW_MAX { SeedState::Searching } else { SeedState::NotFound(failures) }
 }
@@ -175,16 +168,13 @@ mod tests {
 
     #[test]
     fn slow_seed_delays_bootstrap_for_a_bounded_time() {
-        let own = SeedResult { linked: 0, failures: SeedFailures { own: 1, ..SeedFailures::default() } };
-        let slow = SeedResult { linked: 0, failures: SeedFailures { slow: 1, ..SeedFailures::default() } };
-        let linked = SeedResult { linked: 1, ..own };
-        let state = |all: &[SeedResult], elapsed| {
-            summary(&all.iter().copied().map(Some).collect::<Vec<_>>(), elapsed)
-        };
         let both = SeedFailures { own: 1, slow: 1, ..SeedFailures::default() };
-        assert_eq!(state(&[own], Duration::ZERO), SeedState::NotFound(own.failures));
-        assert_eq!(state(&[own, slow], SLOW_MAX / 2), SeedState::Searching);
-        assert_eq!(state(&[own, slow], SLOW_MAX), SeedState::NotFound(both));
-        assert_eq!(state(&[slow, linked], Duration::ZERO), SeedState::Found);
+        let [own, slow] =
+            [SeedFailures { slow: 0, ..both }, SeedFailures { own: 0, ..both }].map(SeedState::NotFound);
+        assert_eq!(summary(&[own], Duration::ZERO), own);
+        assert_eq!(summary(&[own, SeedState::Searching], SLOW_MAX), SeedState::Searching);
+        assert_eq!(summary(&[own, slow], SLOW_MAX / 2), SeedState::Searching);
+        assert_eq!(summary(&[own, slow], SLOW_MAX), SeedState::NotFound(both));
+        assert_eq!(summary(&[slow, SeedState::Found], Duration::ZERO), SeedState::Found);
     }
 }

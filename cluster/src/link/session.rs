@@ -1,15 +1,19 @@
 //! Numbered, acknowledged delivery between two processes across any number of connections. Pure, without I/O.
 //!
 //! Each sent piece has a number and is retained until the peer acknowledges it. A new connection resumes after the last
-//! number received over any earlier one, so each batch arrives once and in order.
+//! number received over any earlier one, so each batch arrives once and in order. A session has a number of each side,
+//! so each side tells from one hello whether the session begins, resumes or has ended.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::collections::VecDeque;
 
-use prost::bytes::{Bytes, BytesMut};
+use tokio_util::bytes::{Bytes, BytesMut};
 
-use crate::link::{
-    assembly::{Assembly, AssemblyBudget},
-    frame::{PIECE_BYTES_MAX, Piece},
+use crate::{
+    MemberId,
+    link::{
+        assembly::{Assembly, AssemblyBudget},
+        frame::{LinkHello, PIECE_BYTES_MAX, Piece, RefusalReason},
+    },
 };
 
 /// The largest batch that is received, in bytes. A batch is larger than a piece only if it is one message with the data
@@ -36,6 +40,30 @@ impl Default for SessionBounds {
     }
 }
 
+/// The side of a connection that this process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkRole {
+    Dialler,
+    Acceptor,
+}
+
+/// What the hello of a peer means for its session and its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HelloOutcome {
+    /// The session begins, and the connection becomes the link.
+    Begin,
+    /// The session resumes, and the connection becomes the link.
+    Resume,
+    /// The connection is refused.
+    Refused(RefusalReason),
+    /// The remote session has ended, which a hello tells the peer.
+    RemoteLost,
+    /// The local session has ended; the next connection begins a new one.
+    LocalLost,
+    /// The hello violates the protocol, which ends the session.
+    Invalid(SessionError),
+}
+
 /// A violation of the protocol by the peer, which ends the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SessionError {
@@ -51,11 +79,17 @@ pub(super) enum SessionError {
 }
 
 /// One side of a session.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Session {
     bounds: SessionBounds,
+    // Larger than those of the former sessions of this side.
+    number: u64,
+    // The number of the other side. Both sides have established the session once it is known.
+    remote_number: Option<u64>,
+    // The role in the connection that stays if both sides dial.
+    preferred: LinkRole,
     // Invariant: `unacknowledged` holds the pieces numbered from `acknowledged + 1`, without gaps.
-    unacknowledged: VecDeque<UnacknowledgedPiece>,
+    unacknowledged: VecDeque<Piece>,
     unacknowledged_bytes: usize,
     acknowledged: u64,
     // The last piece sent over the active connection, and over any connection.
@@ -64,33 +98,93 @@ pub(super) struct Session {
     received: u64,
     // Bytes received since the last acknowledgement was sent.
     unreported_bytes: usize,
+    // The peer has refused the last connection because of a link that this side has lost.
+    replaces_link: bool,
     partial_batch: BytesMut,
     // What `partial_batch` takes of the memory of all peers.
     assembly: Assembly,
 }
 
-#[derive(Debug)]
-struct UnacknowledgedPiece {
-    has_more: bool,
-    payload: Bytes,
-}
-
-impl UnacknowledgedPiece {
-    fn bytes(&self) -> usize {
-        self.payload.len().max(PIECE_BYTES_MIN)
-    }
-}
-
 impl Session {
-    /// A session whose incomplete batches share this memory with those of other sessions.
-    pub(super) fn new(budget: Arc<AssemblyBudget>) -> Self {
-        Self { assembly: Assembly::new(budget), ..Self::default() }
+    /// A session that only this side knows. Its incomplete batches share the memory of `budget` with those of others.
+    pub(super) fn new(number: u64, preferred: LinkRole, budget: AssemblyBudget) -> Self {
+        Self {
+            bounds: SessionBounds::default(),
+            number,
+            remote_number: None,
+            preferred,
+            unacknowledged: VecDeque::new(),
+            unacknowledged_bytes: 0,
+            acknowledged: 0,
+            sent: 0,
+            sent_max: 0,
+            received: 0,
+            unreported_bytes: 0,
+            replaces_link: false,
+            partial_batch: BytesMut::new(),
+            assembly: Assembly::new(budget),
+        }
     }
 
-    /// A session with other maxima.
+    /// The session with other maxima.
     #[cfg(test)]
-    pub(super) fn with_bounds(bounds: SessionBounds, budget: Arc<AssemblyBudget>) -> Self {
-        Self { bounds, ..Self::new(budget) }
+    pub(super) fn with_bounds(self, bounds: SessionBounds) -> Self {
+        Self { bounds, ..self }
+    }
+
+    /// Whether both sides have given the session a number.
+    pub(super) fn is_established(&self) -> bool {
+        self.remote_number.is_some()
+    }
+
+    /// The hello to send: the state of the session beside what names the process.
+    pub(super) fn hello(&self, member: MemberId, address: String) -> LinkHello {
+        LinkHello {
+            member,
+            address,
+            session: self.number,
+            known_session: self.remote_number.unwrap_or(0),
+            received: self.received,
+            replaces_link: self.replaces_link,
+        }
+    }
+
+    /// The peer has refused a connection because of a link, which the next connection replaces.
+    pub(super) fn replace_link(&mut self) {
+        self.replaces_link = true;
+    }
+
+    /// What a hello means that is received on a connection with this role, while there is the link with the `active`
+    /// role, if any.
+    pub(super) fn judge(&self, hello: &LinkHello, role: LinkRole, active: Option<LinkRole>) -> HelloOutcome {
+        match self.remote_number {
+            Some(remote) if hello.session < remote => return HelloOutcome::Refused(RefusalReason::Stale),
+            Some(remote) if hello.session > remote => return HelloOutcome::LocalLost,
+            Some(_) | None => {}
+        }
+        if hello.known_session != 0 && hello.known_session != self.number {
+            return HelloOutcome::RemoteLost;
+        }
+        // A newer connection of the side that has dialled the link replaces it: that side has lost it.
+        let replaces = |active| hello.replaces_link || role == active || role == self.preferred;
+        if active.is_some_and(|active| !replaces(active)) {
+            return HelloOutcome::Refused(RefusalReason::Linked);
+        }
+        if hello.received > self.sent_max {
+            return HelloOutcome::Invalid(SessionError::Acknowledgement);
+        }
+        if self.is_established() { HelloOutcome::Resume } else { HelloOutcome::Begin }
+    }
+
+    /// Begins or resumes over the connection of this hello, as judged. Returns how many pieces are sent again.
+    pub(super) fn connect(&mut self, hello: &LinkHello) -> u64 {
+        self.remote_number = Some(hello.session);
+        self.replaces_link = false;
+        let acknowledged = self.acknowledge(hello.received);
+        debug_assert_eq!(acknowledged, Ok(()), "the hello was judged");
+        let resent = self.sent - self.acknowledged;
+        self.sent = self.acknowledged;
+        resent
     }
 
     /// The bytes that may be queued now; 0 while too many are unacknowledged.
@@ -100,12 +194,13 @@ impl Session {
 
     /// Queues a batch of any size for sending, cut into pieces.
     pub(super) fn push(&mut self, mut batch: Bytes) {
+        let mut number = self.acknowledged + self.unacknowledged.len() as u64;
         loop {
             let payload = batch.split_to(batch.len().min(self.bounds.piece));
-            let piece = UnacknowledgedPiece { has_more: !batch.is_empty(), payload };
-            let has_more = piece.has_more;
-            self.unacknowledged_bytes += piece.bytes();
-            self.unacknowledged.push_back(piece);
+            let has_more = !batch.is_empty();
+            number += 1;
+            self.unacknowledged_bytes += counted_bytes(&payload);
+            self.unacknowledged.push_back(Piece { number, received: 0, has_more, payload });
             if !has_more {
                 return;
             }
@@ -113,17 +208,12 @@ impl Session {
     }
 
     /// The next piece for the active connection.
-    pub(super) fn next_piece(&mut self) -> Option<NextPiece> {
+    pub(super) fn next_piece(&mut self) -> Option<Piece> {
         let index = usize::try_from(self.sent - self.acknowledged).ok()?;
-        let next = self.unacknowledged.get(index)?;
-        self.sent += 1;
-        let is_resent = self.sent <= self.sent_max;
+        let piece = self.unacknowledged.get(index)?.clone();
+        self.sent = piece.number;
         self.sent_max = self.sent_max.max(self.sent);
-        self.unreported_bytes = 0;
-        let number = self.sent;
-        let received = self.received;
-        let piece = Piece { number, received, has_more: next.has_more, payload: next.payload.clone() };
-        Some(NextPiece { piece, is_resent })
+        Some(Piece { received: self.report_received(), ..piece })
     }
 
     /// Drops the pieces up to `number`, which the peer has received.
@@ -135,17 +225,10 @@ impl Session {
             let Some(piece) = self.unacknowledged.pop_front() else {
                 return Err(SessionError::Acknowledgement);
             };
-            self.unacknowledged_bytes -= piece.bytes();
+            self.unacknowledged_bytes -= counted_bytes(&piece.payload);
             self.acknowledged += 1;
         }
         self.sent = self.sent.max(self.acknowledged);
-        Ok(())
-    }
-
-    /// Starts another connection, whose peer has received the pieces up to `number`.
-    pub(super) fn resume(&mut self, number: u64) -> Result<(), SessionError> {
-        self.acknowledge(number)?;
-        self.sent = self.acknowledged;
         Ok(())
     }
 
@@ -168,15 +251,14 @@ impl Session {
             return Err(SessionError::TooLarge);
         }
         self.received = piece.number;
-        self.unreported_bytes += piece.payload.len().max(PIECE_BYTES_MIN);
-        if piece.has_more {
-            self.partial_batch.extend_from_slice(&piece.payload);
-            return Ok(None);
-        }
-        if self.partial_batch.is_empty() {
+        self.unreported_bytes += counted_bytes(&piece.payload);
+        if !piece.has_more && self.partial_batch.is_empty() {
             return Ok(Some(piece.payload));
         }
         self.partial_batch.extend_from_slice(&piece.payload);
+        if piece.has_more {
+            return Ok(None);
+        }
         self.assembly.end();
         Ok(Some(std::mem::take(&mut self.partial_batch).freeze()))
     }
@@ -185,11 +267,6 @@ impl Session {
     pub(super) fn discard_partial_batch(&mut self) {
         self.assembly.end();
         self.partial_batch = BytesMut::new();
-    }
-
-    /// The number of the last received piece.
-    pub(super) fn received(&self) -> u64 {
-        self.received
     }
 
     /// The number of the last received piece, which the caller sends now as an acknowledgement.
@@ -203,21 +280,13 @@ impl Session {
         self.unreported_bytes >= self.bounds.unacknowledged / ACKNOWLEDGE_PART
     }
 
-    /// The number of the last piece that the peer acknowledged.
-    pub(super) fn acknowledged(&self) -> u64 {
-        self.acknowledged
-    }
-
-    /// Whether a sent piece is unacknowledged.
-    pub(super) fn awaits_acknowledgement(&self) -> bool {
-        self.acknowledged < self.sent
+    /// The last acknowledged piece, if later ones are sent.
+    pub(super) fn pending_acknowledgement(&self) -> Option<u64> {
+        (self.acknowledged < self.sent).then_some(self.acknowledged)
     }
 }
 
-/// A piece to be written.
-#[derive(Debug)]
-pub(super) struct NextPiece {
-    pub(super) piece: Piece,
-    /// The piece was sent over an earlier connection already.
-    pub(super) is_resent: bool,
+/// What a piece counts towards the unacknowledged bytes.
+fn counted_bytes(payload: &Bytes) -> usize {
+    payload.len().max(PIECE_BYTES_MIN)
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tollgate_counter::time::{Clock, Timestamp};
+use tollgate_counter::time::Timestamp;
 
 use crate::MemberId;
 
@@ -16,32 +16,6 @@ const PEERS_OF_INTERVAL_MIN: u32 = 16;
 /// The links are divided into groups, one for each of these in an interval, so that no group takes the thread for long.
 const GROUP_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The ticks of all links.
-pub(super) struct LinkTicks {
-    local: MemberId,
-    clock: Clock,
-}
-
-/// The next tick of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NextTick {
-    /// The time until then.
-    pub(super) after: Duration,
-    /// The time between two ticks.
-    pub(super) interval: Duration,
-}
-
-impl LinkTicks {
-    pub(super) fn new(local: MemberId, clock: Clock) -> Self {
-        Self { local, clock }
-    }
-
-    /// The next tick of the link of `peer` while there are so many peers.
-    pub(super) fn next(&self, peer: MemberId, peers: usize) -> NextTick {
-        next_tick(self.clock.now(), self.local, peer, peers)
-    }
-}
-
 /// The time between two ticks of a link while there are so many peers.
 pub(crate) fn interval(peers: usize) -> Duration {
     let peers = u32::try_from(peers).unwrap_or(u32::MAX);
@@ -53,12 +27,12 @@ fn groups(interval: Duration) -> u32 {
     (interval.as_millis() / GROUP_INTERVAL.as_millis()) as u32
 }
 
-/// The first tick of the group of a link that is at least half an interval after `now`. Both sides have the same group.
-fn next_tick(now: Timestamp, local: MemberId, peer: MemberId, peers: usize) -> NextTick {
+/// The time until the first tick of the group of a link that is at least half an interval after `now`. Both sides have the same group.
+pub(super) fn next_tick(now: Timestamp, local: MemberId, peer: MemberId, peers: usize) -> Duration {
     let interval = interval(peers);
     let both = local.number().wrapping_add(peer.number());
     let group = (both % u64::from(groups(interval))) as u32;
-    NextTick { after: now.before(GROUP_INTERVAL * group).until_tick(interval), interval }
+    now.before(GROUP_INTERVAL * group).until_tick(interval)
 }
 
 #[cfg(test)]
@@ -74,14 +48,14 @@ mod tests {
             for number in 0..4 {
                 let next = |now, number| next_tick(now, local, MemberId::from_number(number), peers);
                 let first = next(now, number);
-                assert_eq!(first.interval, interval);
-                assert!(interval / 2 <= first.after && first.after < interval * 3 / 2);
-                let at = now.after(first.after);
+                assert_eq!(super::interval(peers), interval);
+                assert!(interval / 2 <= first && first < interval * 3 / 2);
+                let at = now.after(first);
                 assert_eq!(at.as_nanos() % 100_000_000, 0);
-                assert_eq!(next(at.before(interval / 2), number + 30).after, interval / 2);
-                assert_eq!(next(at, number).after, interval);
+                assert_eq!(next(at.before(interval / 2), number + 30), interval / 2);
+                assert_eq!(next(at, number), interval);
                 let late = at.after(interval * 10 + Duration::from_millis(1));
-                assert_eq!(late.after(next(late, number).after), at.after(interval * 11));
+                assert_eq!(late.after(next(late, number)), at.after(interval * 11));
                 let other_side = next_tick(now, MemberId::from_number(number), local, peers);
                 assert_eq!(other_side, first);
             }

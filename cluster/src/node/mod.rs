@@ -283,16 +283,16 @@ impl ClusterNode {
         self.members.needs_ticks() || self.slots.need_ticks() || self.checks.need_ticks()
     }
 
-    /// Takes messages that wait for `peer`, oldest first: at most `most` messages and `bytes_max` bytes, but at least
-    /// one message.
+    /// Takes messages that wait for `peer`, oldest first: at most `most`, and at most `data_bytes_max` bytes of slot data
+    /// or one message with more.
     pub(crate) fn outgoing(
         &mut self,
         peer: MemberId,
         most: usize,
-        bytes_max: usize,
+        data_bytes_max: usize,
         now: Timestamp,
     ) -> Vec<Message> {
-        let messages = self.out.take_messages(peer, most, bytes_max);
+        let messages = self.out.take_messages(peer, most, data_bytes_max);
         self.checks.forwarding.mark_written(&messages, now);
         messages
     }

@@ -6,10 +6,7 @@ use tollgate_counter::{descriptor::Secret, time::Timestamp};
 use tollgate_remote::RemoteOutcome;
 use tollgate_store::divider::Assignments;
 
-use crate::{
-    MemberId,
-    message::{Message, WireSize},
-};
+use crate::{MemberId, message::Message};
 
 /// The most messages that wait for one peer. Beyond that number, checks treat the peer as unreachable.
 const QUEUE_MAX: usize = 65_536;
@@ -64,9 +61,7 @@ pub(super) struct NodeOutput {
 #[derive(Debug, Default)]
 struct Queue {
     messages: VecDeque<Message>,
-    /// The size of each.
-    sizes: VecDeque<WireSize>,
-    /// The encoded bytes of the slot data in them, at most.
+    /// Their [`Message::data_bytes`].
     data_bytes: usize,
 }
 
@@ -85,17 +80,16 @@ impl NodeOutput {
         self.queues.remove(&peer);
     }
 
-    /// Queues a message; without effect if `to` is not connected. Returns the encoded bytes of slot data in it, at most.
+    /// Queues a message; without effect if `to` is not connected. Returns its [`Message::data_bytes`].
     pub(super) fn send(&mut self, to: MemberId, message: Message) -> usize {
         let Some(queue) = self.queues.get_mut(&to) else { return 0 };
         if queue.messages.is_empty() {
             self.ready_peers.push(to);
         }
-        let size = message.wire_size();
-        queue.data_bytes += size.data_bytes;
+        let data_bytes = message.data_bytes();
+        queue.data_bytes += data_bytes;
         queue.messages.push_back(message);
-        queue.sizes.push_back(size);
-        size.data_bytes
+        data_bytes
     }
 
     /// Queues a message for every connected peer.
@@ -120,20 +114,27 @@ impl NodeOutput {
         self.queues.get(&peer).is_some_and(|queue| queue.data_bytes < self.data_bytes_max)
     }
 
-    /// Takes messages for `peer`, oldest first: at most `most` messages and `bytes_max` bytes, but at least one message.
-    pub(super) fn take_messages(&mut self, peer: MemberId, most: usize, bytes_max: usize) -> Vec<Message> {
+    /// Takes messages for `peer`, oldest first: at most `most`, and at most `data_bytes_max` bytes of slot data or one
+    /// message with more.
+    pub(super) fn take_messages(
+        &mut self,
+        peer: MemberId,
+        most: usize,
+        data_bytes_max: usize,
+    ) -> Vec<Message> {
         let Some(queue) = self.queues.get_mut(&peer) else { return Vec::new() };
-        let mut bytes = 0;
-        let mut count = 0;
-        for size in queue.sizes.iter().take(most) {
-            bytes += size.bytes;
-            if bytes > bytes_max && count > 0 {
-                break;
-            }
-            queue.data_bytes -= size.data_bytes;
-            count += 1;
+        let mut count = queue.messages.len().min(most);
+        if queue.data_bytes > 0 {
+            let mut taken = 0;
+            let mut fits = |message: &Message| {
+                let bytes = message.data_bytes();
+                let fits = taken == 0 || taken + bytes <= data_bytes_max;
+                taken += if fits { bytes } else { 0 };
+                fits
+            };
+            count = queue.messages.iter().take(count).take_while(|message| fits(message)).count();
+            queue.data_bytes -= taken;
         }
-        queue.sizes.drain(..count);
         if count < queue.messages.len() {
             return queue.messages.drain(..count).collect();
         }

@@ -64,7 +64,7 @@ fn stalled_link_holds_few_backups_however_much_changes() {
     let backups: Vec<usize> = waiting
         .iter()
         .filter(|message| matches!(message, Message::Backup { .. }))
-        .map(|message| message.wire_size().data_bytes)
+        .map(|message| message.data_bytes())
         .collect();
     let all: usize = backups.iter().sum();
     let largest = backups.iter().max().copied().unwrap_or_default();
@@ -89,7 +89,7 @@ fn link_without_answers_takes_little_slot_data() {
         node.tick(now);
         let taken = node.outgoing(peer, usize::MAX, usize::MAX, now);
         hand_offs += taken.iter().filter(|message| matches!(message, Message::HandOff(_))).count();
-        sizes.extend(taken.iter().map(|message| message.wire_size().data_bytes));
+        sizes.extend(taken.iter().map(|message| message.data_bytes()));
     }
     let all = sizes.iter().sum::<usize>();
     let largest = sizes.iter().max().copied().unwrap_or_default();

@@ -32,8 +32,8 @@ const SHAPE: Shape = Shape {
 /// The sizes of the short form.
 const SIZES: &str = "3,8";
 const IDLE: Duration = Duration::from_secs(4);
-/// A frame that carries a batch or a heartbeat: the headers of a TLS record, of HTTP/2, of gRPC and of the frame.
-const FRAME_BYTES: f64 = 22.0 + 9.0 + 5.0 + 6.0;
+/// A frame that carries a batch or a heartbeat: the header of a TLS record, the length, the kind and the numbers.
+const FRAME_BYTES: f64 = 22.0 + 4.0 + 6.0;
 /// The longest time until all replicas agree, in milliseconds.
 const AGREE_MAX: f64 = 1_000.0;
 /// The most that an idle replica may write, in Mbit/s.

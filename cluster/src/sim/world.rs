@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use prost::bytes::Bytes;
 use rand::{SeedableRng, rngs::StdRng};
+use tokio_util::bytes::Bytes;
 use tollgate_counter::{
     descriptor::{Key, Secret},
     time::{SECOND, Timestamp},

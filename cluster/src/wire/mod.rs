@@ -18,8 +18,8 @@
 
 use std::sync::Arc;
 
-use prost::bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use tokio_util::bytes::Bytes;
 use tollgate_counter::time::Timestamp;
 use tollgate_store::SlotData;
 

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Verdict, Window,
-        WindowCounter, WindowReceipt,
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Verdict,
+        Window, WindowCounter, WindowReceipt,
     },
     time::Timestamp,
 };
@@ -82,10 +82,6 @@ impl Algorithm for Classic {
         counter.clamp_ahead(&self.window, at, now);
     }
 
-    fn position(&self, _counter: &WindowCounter, _now: Timestamp) -> ChargePosition {
-        ChargePosition::Sum
-    }
-
     fn weight(&self, counter: &WindowCounter, _place: ChargePosition, now: Timestamp) -> u128 {
         let mut advanced = *counter;
         advanced.advance(&self.window, now, |_, _| 0);
@@ -95,10 +91,6 @@ impl Algorithm for Classic {
     fn lighten(&self, counter: &mut WindowCounter, _held: &HeldCharge, units: u128, now: Timestamp) {
         counter.advance(&self.window, now, |_, _| 0);
         counter.remove(u64::try_from(units).unwrap_or(u64::MAX));
-    }
-
-    fn converted(&self, units: u128, _before: &Self) -> u128 {
-        units
     }
 
     fn allowance(&self) -> u64 {
@@ -111,6 +103,10 @@ impl Algorithm for Classic {
 
     fn window(&self) -> Option<&Window> {
         Some(&self.window)
+    }
+
+    fn hit_rate(&self) -> Option<HitRate> {
+        HitRate::from_window(self.limit, self.period())
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, _: impl Fn(Excess) -> Excess) {

@@ -91,10 +91,6 @@ impl Algorithm for Concurrency {
         self.log().lighten(counter, held, units, now);
     }
 
-    fn converted(&self, units: u128, _before: &Self) -> u128 {
-        units
-    }
-
     fn allowance(&self) -> u64 {
         self.max_in_flight
     }

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Verdict, Window,
-        WindowCounter, WindowReceipt,
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Verdict,
+        Window, WindowCounter, WindowReceipt,
     },
     time::Timestamp,
 };
@@ -132,10 +132,6 @@ impl Algorithm for FixedWindow {
         counter.clamp_ahead(&self.window, at, now);
     }
 
-    fn position(&self, _counter: &WindowCounter, _now: Timestamp) -> ChargePosition {
-        ChargePosition::Sum
-    }
-
     fn weight(&self, counter: &WindowCounter, _place: ChargePosition, now: Timestamp) -> u128 {
         let mut advanced = *counter;
         advanced.advance(&self.window, now, |count, windows| self.carry_over(count, windows));
@@ -145,10 +141,6 @@ impl Algorithm for FixedWindow {
     fn lighten(&self, counter: &mut WindowCounter, _held: &HeldCharge, units: u128, now: Timestamp) {
         counter.advance(&self.window, now, |count, windows| self.carry_over(count, windows));
         counter.remove(u64::try_from(units).unwrap_or(u64::MAX));
-    }
-
-    fn converted(&self, units: u128, _before: &Self) -> u128 {
-        units
     }
 
     fn allowance(&self) -> u64 {
@@ -161,6 +153,10 @@ impl Algorithm for FixedWindow {
 
     fn window(&self) -> Option<&Window> {
         Some(&self.window)
+    }
+
+    fn hit_rate(&self) -> Option<HitRate> {
+        HitRate::from_window(self.limit, self.period())
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {

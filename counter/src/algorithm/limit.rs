@@ -1,14 +1,14 @@
 //! `Limit`: an enum of all algorithms. It selects the counter kind and dispatches each call. The names of algorithms.
 
-use std::{borrow::Cow, time::Duration};
+use std::{borrow::Cow, convert::Infallible, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
         Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, LeakyQueue,
-        Operation, Penalty, Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Variant, Verdict,
-        Window, own,
+        Operation, Penalty, PenaltyState, Receipt, SlidingLog, SlidingWindow, SteppedBucket, TokenBucket,
+        Variant, Verdict, Window, own,
     },
     named,
     time::Timestamp,
@@ -17,13 +17,45 @@ use crate::{
 mod granted;
 mod held;
 mod penalized;
-mod repeat;
 
+pub(crate) use granted::STILL_NANOS;
 pub use granted::{Granted, HitRate};
 
-/// An active limit: an algorithm with its parameters. Replicas number the variants by their order: append at the end.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Limit {
+/// Makes [`Limit`] of its algorithms: those before `Penalized`, and those that were added after it.
+macro_rules! limits {
+    ($($(#[$doc:meta])* $variant:ident($algorithm:ty),)*; $($(#[$added_doc:meta])* $added:ident($added_algorithm:ty),)*) => {
+        /// An active limit: an algorithm with its parameters. Replicas number the variants by their order.
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum Limit {
+            $($(#[$doc])* $variant($algorithm),)*
+            /// A limit of another variant with a `penalty`.
+            Penalized(Penalized),
+            $($(#[$added_doc])* $added($added_algorithm),)*
+        }
+
+        /// A limit without a penalty, encoded like [`Limit`]. A penalty of a penalty would be read without a bound on
+        /// its depth.
+        #[derive(Deserialize)]
+        enum PlainLimit {
+            $($variant($algorithm),)*
+            #[serde(deserialize_with = "penalized::nested")]
+            Penalized(Infallible),
+            $($added($added_algorithm),)*
+        }
+
+        impl From<PlainLimit> for Limit {
+            fn from(limit: PlainLimit) -> Self {
+                match limit {
+                    $(PlainLimit::$variant(limit) => Self::$variant(limit),)*
+                    PlainLimit::Penalized(none) => match none {},
+                    $(PlainLimit::$added(limit) => Self::$added(limit),)*
+                }
+            }
+        }
+    };
+}
+
+limits! {
     /// What envoyproxy/ratelimit does.
     Classic(Classic),
     /// `fixed_window`
@@ -42,8 +74,8 @@ pub enum Limit {
     LeakyQueue(LeakyQueue),
     /// `concurrency`
     Concurrency(Concurrency),
-    /// A limit of another variant with a `penalty`.
-    Penalized(Penalized),
+    ;
+    // Append others here.
 }
 
 /// A limit with a penalty.
@@ -328,6 +360,73 @@ impl Limit {
             Self::LeakyQueue(limit) => plain(10, limit.rate.nanos()),
             Self::Concurrency(limit) => plain(11, limit.hold_max.nanos()),
             Self::Penalized(penalized) => penalized.limit().kind(),
+        }
+    }
+
+    /// The limit that decides at `now` on `counter`: without its penalty, unless one lasts.
+    pub fn penalized_now(&self, counter: &Counter, now: Timestamp) -> &Self {
+        let lasts = counter.record().is_some_and(|record| now < record.until);
+        if lasts { self } else { self.plain() }
+    }
+
+    /// The record of the refusals of a key; `None` if there is none, or without a penalty.
+    pub fn penalty_state(&self, counter: &Counter, now: Timestamp) -> Option<PenaltyState> {
+        let record = counter.record().filter(|record| now < record.forgotten_at);
+        self.penalized().and(record).map(|record| record.state(now))
+    }
+
+    /// The time after which `operation`, which has just passed with this much `remaining` and this `reset_after`, passes
+    /// again without further charges: zero if it passes at once, otherwise an upper bound. `None` if none is known.
+    pub fn repeats_after(
+        &self,
+        operation: Operation,
+        remaining: u64,
+        reset_after: Duration,
+    ) -> Option<Duration> {
+        let hits = self.hits_needed(operation);
+        if hits <= remaining {
+            return Some(Duration::ZERO);
+        }
+        let debt_max = match self.excess() {
+            Excess::Refuse | Excess::Count => 0,
+            Excess::Overdraft(debt) => debt,
+        };
+        match self {
+            // A debt is paid by whole windows, of which those of a calendar differ in length.
+            Self::Classic(_) | Self::FixedWindow(_) if debt_max == 0 => Some(reset_after),
+            Self::Classic(_) | Self::FixedWindow(_) => {
+                let windows = u32::try_from(debt_max.div_ceil(self.allowance().max(1))).ok()?;
+                reset_after.checked_add(self.period()?.checked_mul(windows)?)
+            }
+            Self::SlidingWindow(window) => Some(window.repeats_after(hits, debt_max, reset_after)),
+            // The oldest entry has at least one hit.
+            Self::SlidingLog(_) if debt_max == 0 && hits - remaining == 1 => Some(reset_after),
+            Self::SlidingLog(log) => Some(log.retention()),
+            // Everything has come back then.
+            Self::TokenBucket(_) | Self::SteppedBucket(_) | Self::LeakyBucket(_) | Self::LeakyQueue(_) => {
+                Some(reset_after)
+            }
+            // A charge that has passed ends a row of refusals.
+            Self::Penalized(both) => both.limit().repeats_after(operation, remaining, reset_after),
+            // Places are freed when their callers say so.
+            Self::Concurrency(_) => None,
+        }
+    }
+
+    /// Whether `operation` passes when nothing was charged. Otherwise it never passes.
+    pub fn can_pass(&self, operation: Operation) -> bool {
+        match operation {
+            Operation::Peek => self.allowance() > 0,
+            Operation::Charge(_) => self.hits_needed(operation) <= self.allowance(),
+            Operation::Refund(_) => true,
+        }
+    }
+
+    /// How many hits must be left for `operation` to pass again. A peek that has passed has changed nothing.
+    fn hits_needed(&self, operation: Operation) -> u64 {
+        match operation {
+            Operation::Peek | Operation::Refund(_) => 0,
+            Operation::Charge(hits) => self.excess().needed(hits),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{num::NonZeroU32, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::time::Timestamp;
+use crate::time::{SECOND, Timestamp};
 
 mod calendar;
 mod classic;
@@ -208,8 +208,11 @@ pub trait Algorithm: Clone {
     /// cut to the largest one at `at`. This frees nothing. Other counters stay unchanged.
     fn clamp_ahead(&self, counter: &mut Self::Counter, at: Timestamp, now: Timestamp);
 
-    /// Where a charge at `now` is in `counter`, to which it has just been charged.
-    fn position(&self, counter: &Self::Counter, now: Timestamp) -> ChargePosition;
+    /// Where a charge at `now` is in `counter`, to which it has just been charged. Override it for an algorithm that
+    /// keeps charges apart.
+    fn position(&self, _counter: &Self::Counter, _now: Timestamp) -> ChargePosition {
+        ChargePosition::Sum
+    }
 
     /// What everything in `position` weighs at `now`, in units.
     fn weight(&self, counter: &Self::Counter, position: ChargePosition, now: Timestamp) -> u128;
@@ -222,8 +225,11 @@ pub trait Algorithm: Clone {
         hits.into()
     }
 
-    /// `units` that were charged under the limit `before`, under this one. They come back in the same time.
-    fn converted(&self, units: u128, before: &Self) -> u128;
+    /// `units` that were charged under the limit `before`, under this one. They come back in the same time. Override it
+    /// for an algorithm whose units are no hits.
+    fn converted(&self, units: u128, _before: &Self) -> u128 {
+        units
+    }
 
     /// Hits that pass when nothing was charged.
     fn allowance(&self) -> u64;
@@ -257,6 +263,19 @@ pub trait Algorithm: Clone {
     /// Replaces its numbers of hits (of the limit, a burst, a step; not the length of windows), and what happens to a
     /// charge that is larger than what is left.
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess);
+
+    /// The limit as a rate that can be divided over clients, of at least one hit a second. Override it for buckets and
+    /// windows; windows from 10 s on are divided as budgets.
+    fn hit_rate(&self) -> Option<HitRate> {
+        None
+    }
+
+    /// Leaves out a part of its rate and of its burst. Override it for buckets: one of which the whole rate is left out
+    /// keeps what it holds.
+    fn reduce(&mut self, part: HitRate) {
+        let hits = part.hits_in(self.period().unwrap_or(SECOND)).saturating_add(part.burst);
+        self.change(|number| number.saturating_sub(hits), |excess| excess);
+    }
 
     /// Refuses hits that would wait longer than this. Override it for an algorithm that delays hits.
     fn set_timeout(&mut self, _timeout: Duration) {}

@@ -231,10 +231,6 @@ impl Algorithm for SlidingLog {
         self.decide(counter, now, Operation::Refund(rest))
     }
 
-    fn converted(&self, units: u128, _before: &Self) -> u128 {
-        units
-    }
-
     fn allowance(&self) -> u64 {
         self.limit
     }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Span, Verdict,
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Span, Verdict,
     },
     time::Timestamp,
 };
@@ -238,10 +238,6 @@ impl Algorithm for SlidingWindow {
         }
     }
 
-    fn converted(&self, units: u128, _before: &Self) -> u128 {
-        units
-    }
-
     fn allowance(&self) -> u64 {
         self.limit
     }
@@ -252,6 +248,10 @@ impl Algorithm for SlidingWindow {
 
     fn period(&self) -> Option<u64> {
         Some(self.length())
+    }
+
+    fn hit_rate(&self) -> Option<HitRate> {
+        HitRate::from_window(self.limit, self.period())
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {

@@ -5,7 +5,10 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, Operation, Verdict},
+    algorithm::{
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Verdict,
+        limit::STILL_NANOS,
+    },
     time::Timestamp,
 };
 
@@ -202,10 +205,6 @@ impl Algorithm for SteppedBucket {
         }
     }
 
-    fn position(&self, _counter: &StepCounter, _now: Timestamp) -> ChargePosition {
-        ChargePosition::Sum
-    }
-
     fn weight(&self, counter: &StepCounter, _place: ChargePosition, now: Timestamp) -> u128 {
         self.level(counter, now).missing
     }
@@ -238,6 +237,19 @@ impl Algorithm for SteppedBucket {
     fn charge_at(&self, counter: &mut StepCounter, hits: u64, at: Timestamp, _now: Timestamp) {
         let level = self.level(counter, at);
         *counter = self.counter(StepLevel { missing: level.missing.saturating_add(hits.into()), ..level });
+    }
+
+    fn hit_rate(&self) -> Option<HitRate> {
+        HitRate::new(self.amount.get(), self.interval.get(), self.burst)
+    }
+
+    fn reduce(&mut self, part: HitRate) {
+        let amount = self.amount.get().saturating_sub(part.hits_in(self.interval.get()));
+        (self.amount, self.interval) = match NonZeroU64::new(amount) {
+            Some(amount) => (amount, self.interval),
+            None => (NonZeroU64::MIN, STILL_NANOS),
+        };
+        self.burst = self.burst.saturating_sub(part.burst);
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {

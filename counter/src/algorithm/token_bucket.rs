@@ -1,11 +1,13 @@
 //! The token bucket: hits take tokens, time adds them evenly, a full bucket holds the burst.
 
+use std::num::NonZeroU64;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
         Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge,
-        Operation, Rate, Verdict,
+        HitRate, Operation, Rate, Verdict, limit::STILL_NANOS,
     },
     time::Timestamp,
 };
@@ -131,10 +133,6 @@ impl Algorithm for TokenBucket {
         counter.clamp_ahead(self.rate, self.debt_max(), at, now);
     }
 
-    fn position(&self, _counter: &DebtCounter, _now: Timestamp) -> ChargePosition {
-        ChargePosition::Sum
-    }
-
     fn weight(&self, counter: &DebtCounter, _place: ChargePosition, now: Timestamp) -> u128 {
         counter.debt(self.rate, now)
     }
@@ -175,6 +173,19 @@ impl Algorithm for TokenBucket {
     // A debt from meanwhile is owed after these hits instead of before them, which takes as long.
     fn charge_at(&self, counter: &mut DebtCounter, hits: u64, at: Timestamp, _now: Timestamp) {
         counter.charge(self.rate, at, hits);
+    }
+
+    fn hit_rate(&self) -> Option<HitRate> {
+        HitRate::new(self.hits_per_period(), self.rate.nanos(), self.burst)
+    }
+
+    fn reduce(&mut self, part: HitRate) {
+        let hits = part.hits_in(self.rate.nanos());
+        self.rate = match NonZeroU64::new(self.rate.hits().saturating_sub(hits)) {
+            Some(_) => self.rate.with_hits(|all| all - hits),
+            None => Rate::new(NonZeroU64::MIN, STILL_NANOS),
+        };
+        self.burst = self.burst.saturating_sub(part.burst);
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 use tollgate_counter::{algorithm::Decision, resilience::Caller};
-use tollgate_remote::{CounterCheck, CounterChecks, refund_operations};
+use tollgate_remote::{CounterCheck, CounterChecks, SentId, refund_operations};
 use tollgate_rules::KeyedDomain;
 use tollgate_store::{
     Checks, Decisions, HoldOutcome, HoldTerms, Refusal, RemoteDecisions, ReserveError, Reserved, UnknownId,
@@ -12,7 +12,6 @@ use crate::limiter::{
     ActiveView, AnswerOrPlan, CounterOutcomes, HeldAnswer, HoldError, HoldRequest, LimiterError, Request,
     answer,
     check_set::{AppliedLimit, CheckSet, applied_limits},
-    id_share::SentId,
     plan::RemoteCaller,
 };
 

@@ -14,6 +14,7 @@ use tollgate_counter::{
     metrics::TopKeys,
 };
 use tollgate_limiter::limiter::{ActiveView, CounterRef, LimiterMetrics, NoCounter};
+use tollgate_rules::rule_text;
 use tollgate_store::{CounterState, OnExpiry, OpenHold, OpenHolds, Replacement};
 use tollgate_telemetry::logs::UNLIMITED;
 use tracing::info;
@@ -123,9 +124,9 @@ impl CounterQuery {
             "domain": self.domain,
             "key": self.key,
             "rule": &*counter.rule.path,
-            "limit": format::limit(counter.limit, counter.rule.displayed_limit.unit),
+            "limit": rule_text::limit(counter.limit, counter.rule.displayed_limit.unit),
             "counter": format::key(counter.key),
-            "kind": format::kind(counter.limit),
+            "kind": rule_text::kind(counter.limit),
             "allowance": counter.limit.allowance(),
         });
         if let (Value::Object(all), Value::Object(peeked)) = (&mut body, peeked) {

@@ -16,7 +16,7 @@ use tollgate_limiter::limiter::{
     self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status,
 };
 use tollgate_quota::QuotaService;
-use tollgate_rules::{LevelTrace, MatchKind, NodeTrace, Rule};
+use tollgate_rules::{LevelTrace, MatchKind, NodeTrace, Rule, rule_text};
 use tollgate_store::divider::{LimitPart, SubscriberId, SubscriberState, Subscribers};
 use tollgate_wire::{
     descriptor_text,
@@ -161,7 +161,7 @@ fn add_part(part: &DescriptorExplanation<'_>, status: &Status<'_>, now: Timestam
     }
     if let Some(check) = &part.check {
         let unit = status.limit.as_ref().and_then(|limit| limit.unit);
-        body["limit"] = format::limit(&check.limit, unit).into();
+        body["limit"] = rule_text::limit(&check.limit, unit).into();
         body["counter"] = counter(check);
         body["verdict"] = verdict(check, now);
         // As in the response: after these hits.
@@ -169,7 +169,7 @@ fn add_part(part: &DescriptorExplanation<'_>, status: &Status<'_>, now: Timestam
     }
     if let Some(candidate) = &part.candidate {
         body["candidate"] = json!({
-            "limit": format::limit(&candidate.limit, None),
+            "limit": rule_text::limit(&candidate.limit, None),
             "counter": counter(candidate),
             "verdict": verdict(candidate, now),
             "remaining": candidate.decision.remaining,
@@ -301,8 +301,8 @@ fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
         "denial_body": rule.denial_body.as_ref().map(ToString::to_string),
         "quota_unit": rule.options().quota_unit,
         "replaces": rule.options().replaces,
-        "groups": format::groups(rule),
-        "quotas": format::quotas(rule),
+        "groups": rule_text::groups(rule),
+        "quotas": rule_text::quotas(rule),
         "replaced_by": replaced_by,
     })
 }
@@ -345,7 +345,7 @@ fn shares_json(quotas: &QuotaService, subscribers: &Subscribers) -> Value {
 fn counter(check: &CheckExplanation) -> Value {
     let mut body = json!({
         "key": format::key(check.key),
-        "kind": format::kind(&check.limit),
+        "kind": rule_text::kind(&check.limit),
         "allowance": check.limit.allowance(),
     });
     body["before"] = counters::peeked_json(&check.before);

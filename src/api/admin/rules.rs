@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 use tollgate_counter::{files, printable::escaped, time::Timestamp};
 use tollgate_rules::{
     Allowance, DecisionTotals, GroupedKey, Location, OnOwnerUnavailable, Problems, Rule, RuleOrigin, Rules,
-    RulesStatus, yaml::Mark,
+    RulesStatus, rule_text, yaml::Mark,
 };
 
 use crate::api::admin::{AdminState, RuleSource, format, state::AdminError};
@@ -131,7 +131,7 @@ fn has_words(rule: &Rule, words: &str) -> bool {
 fn rule_json(index: usize, domain: &str, rule: &Rule) -> Value {
     let limit = match &rule.allowance {
         Allowance::Unlimited => "unlimited".to_owned(),
-        Allowance::Limited(limit) => format::limit(limit, rule.displayed_limit.unit),
+        Allowance::Limited(limit) => rule_text::limit(limit, rule.displayed_limit.unit),
     };
     json!({
         "index": index,
@@ -142,10 +142,10 @@ fn rule_json(index: usize, domain: &str, rule: &Rule) -> Value {
         "limit": limit,
         "shadow_mode": rule.shadow_mode,
         "quota_mode": rule.quota_mode,
-        "candidate": rule.options().candidate.as_ref().map(|candidate| format::limit(candidate, None)),
+        "candidate": rule.options().candidate.as_ref().map(|candidate| rule_text::limit(candidate, None)),
         "replaces": rule.options().replaces,
-        "groups": format::groups(rule),
-        "quotas": format::quotas(rule),
+        "groups": rule_text::groups(rule),
+        "quotas": rule_text::quotas(rule),
         "denial_body": rule.denial_body.as_ref().map(ToString::to_string),
         "totals": rule.stats().map(|stats| numbers(&stats.totals())),
     })
@@ -211,7 +211,7 @@ fn line(rule: &Rule, text: &mut String) {
         "{path}: unit={unit} requests_per_unit={number}, shadow_mode: {shadow}, quota_mode: {quota}"
     );
     if let Allowance::Limited(limit) = &rule.allowance {
-        for (key, value) in format::own_keys(limit, rule.displayed_limit.unit) {
+        for (key, value) in rule_text::own_keys(limit, rule.displayed_limit.unit) {
             let _ = write!(text, ", {key}: {value}");
         }
     }
@@ -230,14 +230,14 @@ fn line(rule: &Rule, text: &mut String) {
     if let Some(unit) = &rule.options().quota_unit {
         let _ = write!(text, ", quota_unit: {unit}");
     }
-    for quota in format::quotas(rule) {
+    for quota in rule_text::quotas(rule) {
         let _ = write!(text, ", quota of {quota}");
     }
     if let Some(body) = &rule.denial_body {
         let _ = write!(text, ", denial_body: {}", escaped(&body.to_string()));
     }
     if let Some(candidate) = &rule.options().candidate {
-        let _ = write!(text, ", candidate: {{{}}}", format::limit(candidate, None));
+        let _ = write!(text, ", candidate: {{{}}}", rule_text::limit(candidate, None));
     }
     text.push('\n');
 }

@@ -62,7 +62,7 @@ impl RuleSource {
     /// A description of `source`.
     pub fn new(source: &tollgate_sources::SourceSettings, stats: tollgate_sources::RuleSourceStats) -> Self {
         let (kind, name) = source.described();
-        Self { kind, name: name.into(), stats }
+        Self { kind: kind.name(), name: name.into(), stats }
     }
 }
 

@@ -25,10 +25,9 @@ use tollgate_wire::proto::envoy::service::ratelimit::v3::{
 
 use crate::api::{
     Api, ApiSettings, Error,
-    call::{ApiKind, Call, CallReply, Method, timeout_from_headers},
+    call::{ApiKind, Call, CallReply, Handled, Method, timeout_from_headers},
     error::RlsDecodeError,
     fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime},
-    handle::Handled,
 };
 
 /// The longest time that a test waits for replicas.

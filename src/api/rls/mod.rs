@@ -6,9 +6,8 @@ use tollgate_wire::proto::envoy::config::core::v3::HeaderValue;
 
 use crate::api::{
     Api, Error,
-    call::{Call, CallReply, ResetPrecision},
+    call::{Call, CallReply, Handled, ResetPrecision},
     denial_body::{Body, When},
-    handle::{Handled, WaitingRequest},
     span::CallSpan,
 };
 
@@ -47,7 +46,7 @@ impl Api {
         call: Call<'_>,
         view: &ActiveView<'_>,
         span: &mut CallSpan,
-    ) -> Result<Handled<CallReply, WaitingRequest>, Error> {
+    ) -> Result<Handled<CallReply, PlannedRequest>, Error> {
         let mut decoded = RlsRequest::default();
         decoded.read(call.message, self.settings.bounds())?;
         span.describe(decoded.domain, || decoded.descriptor_views().count());
@@ -60,9 +59,7 @@ impl Api {
             Ok(AnswerOrPlan::Answer(ref answer)) => {
                 Ok(Handled::Ready(self.rls_reply(view, &request, answer, &format)))
             }
-            Ok(AnswerOrPlan::Plan(plan)) => {
-                Ok(Handled::Waiting(WaitingRequest::Rls(PlannedRequest { plan, format })))
-            }
+            Ok(AnswerOrPlan::Plan(plan)) => Ok(Handled::Waiting(PlannedRequest { plan, format })),
             Err(error) => Err(error.into()),
         }
     }

@@ -124,7 +124,7 @@ fn varint(number: u64) -> Vec<u8> {
 proptest! {
     #[test]
     fn message_beyond_bounds_is_rejected(message in fields(3), most in (0..3_usize, 0..3_usize)) {
-        let bounds = RequestBounds { requests: 1, descriptors: most.0, entries: most.1 };
+        let bounds = RequestBounds { descriptors: most.0, entries: most.1, ..ApiSettings::default().bounds() };
         if let Ok(request) = RateLimitRequest::decode(&*message) {
             let fits = request.descriptors.len() <= most.0
                 && request.descriptors.iter().all(|descriptor| descriptor.entries.len() <= most.1);

@@ -10,9 +10,8 @@ use tollgate_wire::{proto::tollgate::v1::check_request::Mode, protobuf::FRAME_PR
 
 use crate::api::{
     Api, Error,
-    call::Verb,
+    call::{Handled, Verb},
     error::CallError,
-    handle::Handled,
     v1::{
         decode::{DecodedRequest, EncodedRequests},
         encode::{self, DecidedRequest},

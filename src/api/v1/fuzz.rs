@@ -14,10 +14,9 @@ use tollgate_wire::{
 
 use crate::api::{
     Api, Error,
-    call::{ApiKind, Call, CallReply, HoldVerb, Method, ResetPrecision, SingleMethod, Verb},
+    call::{ApiKind, Call, CallReply, Handled, HoldVerb, Method, ResetPrecision, SingleMethod, Verb},
     error::CallError,
     fuzz::api,
-    handle::Handled,
     v1::stream::CREDITS,
 };
 

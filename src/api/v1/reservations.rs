@@ -14,9 +14,8 @@ use tollgate_wire::{
 
 use crate::api::{
     Api, Error,
-    call::{Call, CallReply, HoldVerb},
+    call::{Call, CallReply, Handled, HoldVerb},
     error::CallError,
-    handle::{Handled, WaitingRequest},
     v1::{
         decode::{DomainDescriptors, duration},
         encode::{self, DecidedRequest},
@@ -137,7 +136,7 @@ impl Api {
         call: Call<'_>,
         view: &ActiveView<'_>,
         caller: &Caller,
-    ) -> Result<Handled<CallReply, WaitingRequest>, Error> {
+    ) -> Result<Handled<CallReply, PlannedHold>, Error> {
         let decoded = HoldCall::decode(verb, call.message, self.settings.bounds())?;
         let request = decoded.limiter_request(call.timeout())?;
         let HoldCall { id, hold, .. } = &decoded;
@@ -145,7 +144,7 @@ impl Api {
             AnswerOrPlan::Answer(held) => Handled::Ready(self.hold_reply(verb, id, &request, view, &held)),
             AnswerOrPlan::Plan(plan) => {
                 let id = id.as_ref().into();
-                Handled::Waiting(WaitingRequest::Hold(PlannedHold { verb, id, plan }))
+                Handled::Waiting(PlannedHold { verb, id, plan })
             }
         })
     }

@@ -10,9 +10,8 @@ use tollgate_wire::protobuf::{
 
 use crate::api::{
     Api, ApiKind, Error,
-    call::Verb,
+    call::{Handled, Verb},
     error::CallError,
-    handle::Handled,
     v1::{PlannedCheck, decode::duration},
 };
 

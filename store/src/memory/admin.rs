@@ -64,7 +64,7 @@ impl Admin<'_> {
         now: Timestamp,
         refused: impl FnOnce(&[Decision]) -> bool,
     ) -> DryRun {
-        let mut locked = self.memory.lock(checks, now);
+        let mut locked = LockedSlots::new(self.memory, checks, now);
         let before = checks.iter().map(|check| locked.state(check.key, check.limit)).collect();
         let limits: SmallVec<[Cow<'_, Limit>; 2]> =
             checks.iter().map(|check| locked.limit_without_holds(check.key, check.limit)).collect();
@@ -97,13 +97,13 @@ impl Admin<'_> {
 
     /// The state of the counter of `key`, of the kind of `limit`.
     pub fn peek(&self, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
-        self.memory.lock_key(key, now).state(key, limit)
+        LockedSlots::for_key(self.memory, key, now).state(key, limit)
     }
 
     /// Replaces the counter of `key` by a fresh one with `hits` charged. Hits above the limit become a debt if the
     /// algorithm can hold one. Does nothing if this replica does not own the slot.
     pub fn replace(&self, key: Key, limit: &Limit, now: Timestamp, hits: u64) -> Replacement {
-        let mut locked = self.memory.lock_key(key, now);
+        let mut locked = LockedSlots::for_key(self.memory, key, now);
         let before = locked.state(key, limit);
         if locked.are_owned() {
             let set = CounterOperation::Set(hits);

@@ -51,7 +51,7 @@ pub struct Turn {
 impl Grants<'_> {
     /// Lets `divide` change what is granted of the counter of `key`, while nothing else changes the counter.
     pub fn turn(&self, key: Key, limit: &Limit, now: Timestamp, divide: impl FnOnce(CounterView) -> Turn) {
-        let mut locked = self.memory.lock_key(key, now);
+        let mut locked = LockedSlots::for_key(self.memory, key, now);
         if !locked.are_owned() {
             return;
         }
@@ -73,7 +73,7 @@ impl Grants<'_> {
 
     /// Continues what another replica has granted of the counter of `key`, which came from there.
     pub(crate) fn adopt(&self, key: Key, limit: &Limit, granted: Granted, now: Timestamp) {
-        let mut locked = self.memory.lock_key(key, now);
+        let mut locked = LockedSlots::for_key(self.memory, key, now);
         if locked.are_owned() {
             locked.table(key).set_granted(key, limit, granted);
         }
@@ -81,7 +81,7 @@ impl Grants<'_> {
 
     /// Charges hits that a client has used, whether they would pass or not.
     pub fn charge(&self, key: Key, limit: &Limit, used: u64, now: Timestamp) {
-        let mut locked = self.memory.lock_key(key, now);
+        let mut locked = LockedSlots::for_key(self.memory, key, now);
         if locked.are_owned() {
             let granted = locked.granted(key);
             locked.settle_turn(key, limit, granted.rate, Turn { used, granted, ..Turn::default() });
@@ -90,7 +90,7 @@ impl Grants<'_> {
 
     /// Ends the division of the counter of `key`.
     pub fn end(&self, key: Key, now: Timestamp) {
-        let mut locked = self.memory.lock_key(key, now);
+        let mut locked = LockedSlots::for_key(self.memory, key, now);
         if let Some(CounterGrant { limit, granted, .. }) = locked.table(key).end_grant(key)
             && locked.are_owned()
         {

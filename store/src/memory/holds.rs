@@ -168,7 +168,7 @@ impl Memory {
 
     /// Locks the slots of the checks, and ends holds that have expired.
     fn lock_for_holds(&self, checks: &[Check<'_>], now: Timestamp) -> Result<LockedSlots<'_>, NotLocal> {
-        let mut locked = self.lock_owned(checks, now)?;
+        let mut locked = LockedSlots::owned(self, checks, now)?;
         locked.settle_side_data(checks);
         Ok(locked)
     }

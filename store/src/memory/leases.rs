@@ -7,7 +7,7 @@ use tollgate_counter::{
     time::Timestamp,
 };
 
-use crate::memory::Memory;
+use crate::memory::{Memory, locked::LockedSlots};
 
 /// The leases of counters in memory. Without a cluster there are none.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ impl Leases<'_> {
         if self.memory.ownerships.is_none() || !limit.is_leasable() {
             return None;
         }
-        let mut locked = self.memory.lock_key(key, now);
+        let mut locked = LockedSlots::for_key(self.memory, key, now);
         if !locked.are_owned() || self.memory.tables.resources.budget.is_short_of(0) {
             return None;
         }

@@ -42,42 +42,38 @@ struct Ownerships<'m> {
     each: SmallVec<[MutexGuard<'m, SlotOwnership>; 2]>,
 }
 
-impl Memory {
+impl<'m> LockedSlots<'m> {
     /// Locks all slots of the checks, each once, in ascending order.
-    pub(super) fn lock(&self, checks: &[Check<'_>], now: Timestamp) -> LockedSlots<'_> {
-        let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| self.slot(check.key)).collect();
+    pub(super) fn new(memory: &'m Memory, checks: &[Check<'_>], now: Timestamp) -> Self {
+        let mut slots: SmallVec<[Slot; 2]> = checks.iter().map(|check| memory.slot(check.key)).collect();
         slots.sort_unstable();
         slots.dedup();
-        self.lock_slots(slots, now)
+        Self::lock(memory, slots, now)
     }
 
     /// Locks the slot of a key.
-    pub(super) fn lock_key(&self, key: Key, now: Timestamp) -> LockedSlots<'_> {
-        self.lock_slots(smallvec![self.slot(key)], now)
+    pub(super) fn for_key(memory: &'m Memory, key: Key, now: Timestamp) -> Self {
+        Self::lock(memory, smallvec![memory.slot(key)], now)
     }
 
     // Ascending and unique slots.
-    fn lock_slots(&self, slots: SmallVec<[Slot; 2]>, now: Timestamp) -> LockedSlots<'_> {
-        let tables = slots.iter().map(|slot| self.tables.lock(*slot)).collect();
-        let ownerships = self
+    fn lock(memory: &'m Memory, slots: SmallVec<[Slot; 2]>, now: Timestamp) -> Self {
+        let tables = slots.iter().map(|slot| memory.tables.lock(*slot)).collect();
+        let ownerships = memory
             .ownerships
             .as_ref()
             .map(|all| Ownerships { all, each: slots.iter().map(|slot| all.lock(*slot)).collect() });
-        LockedSlots { memory: self, now, slots, tables, ownerships }
+        Self { memory, now, slots, tables, ownerships }
     }
 
     /// Locks all slots of the checks, which this replica owns.
-    pub(super) fn lock_owned(
-        &self,
-        checks: &[Check<'_>],
-        now: Timestamp,
-    ) -> Result<LockedSlots<'_>, NotLocal> {
-        if self.restrictions.is_suspended()
+    pub(super) fn owned(memory: &'m Memory, checks: &[Check<'_>], now: Timestamp) -> Result<Self, NotLocal> {
+        if memory.restrictions.is_suspended()
             && let Some(check) = checks.first()
         {
-            return Err(NotLocal::Slot(self.slot(check.key)));
+            return Err(NotLocal::Slot(memory.slot(check.key)));
         }
-        let locked = self.lock(checks, now);
+        let locked = Self::new(memory, checks, now);
         let mut slots = locked.ownerships().iter().zip(&locked.slots);
         let missing = slots.find(|(ownership, _)| !ownership.is_owned());
         match missing.map(|(_, slot)| *slot) {

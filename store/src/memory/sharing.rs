@@ -15,7 +15,7 @@ use crate::{
     held_counter::HeldCounter,
     key_hasher::ByKey,
     memory::{
-        Memory,
+        LockedSlots, Memory,
         ownership::{ChangedCounters, ChangedKeys, SideData, SlotOwnership},
     },
     table::SlotTable,
@@ -275,7 +275,7 @@ impl Memory {
         now: Timestamp,
         change: impl FnOnce(&mut HeldCounter) -> R,
     ) -> Option<R> {
-        let mut locked = self.lock_key(key, now);
+        let mut locked = LockedSlots::for_key(self, key, now);
         locked.are_owned().then(|| {
             let (result, _) = locked.with_held(key, change);
             locked.record_change(key);

@@ -4,6 +4,6 @@ mod batches;
 mod discovery;
 mod leaks;
 mod loss;
-mod proxy;
+pub mod proxy;
 mod replica;
 mod trust;

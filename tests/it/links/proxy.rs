@@ -46,7 +46,7 @@ impl Proxy {
         *self.target.lock().unwrap() = Some(target);
     }
 
-    /// Breaks every connection.
+    /// Resets every connection.
     pub fn cut(&self) {
         self.state.send_modify(|state| state.cuts += 1);
     }
@@ -93,18 +93,20 @@ async fn serve(
     }
 }
 
-async fn forward(downstream: TcpStream, target: Option<SocketAddr>, mut state: watch::Receiver<State>) {
+async fn forward(mut downstream: TcpStream, target: Option<SocketAddr>, mut state: watch::Receiver<State>) {
     let cuts = state.borrow().cuts;
     let mut cut = state.clone();
+    let mut connected = None;
     let passing = async {
         let is_flowing = |state: &State| !state.stalled;
         let _ = state.wait_for(is_flowing).await;
         let Some(target) = target else { return };
         let Ok(upstream) = TcpStream::connect(target).await else { return };
+        let upstream = connected.insert(upstream);
         let _ = downstream.set_nodelay(true);
         let _ = upstream.set_nodelay(true);
         let ((downstream_in, downstream_out), (upstream_in, upstream_out)) =
-            (downstream.into_split(), upstream.into_split());
+            (downstream.split(), upstream.split());
         tokio::select! {
             () = pump(downstream_in, upstream_out, state.clone()) => {}
             () = pump(upstream_in, downstream_out, state.clone()) => {}
@@ -112,11 +114,14 @@ async fn forward(downstream: TcpStream, target: Option<SocketAddr>, mut state: w
     };
     tokio::select! {
         () = passing => {}
-        _ = cut.wait_for(|state| state.cuts != cuts) => {}
+        _ = cut.wait_for(|state| state.cuts != cuts) => {
+            // Both sides get a reset, and lose what is in flight.
+            [Some(downstream), connected].into_iter().flatten().for_each(|socket| socket.set_zero_linger().unwrap());
+        }
     }
 }
 
-async fn pump(mut from: tcp::OwnedReadHalf, mut to: tcp::OwnedWriteHalf, mut state: watch::Receiver<State>) {
+async fn pump(mut from: tcp::ReadHalf<'_>, mut to: tcp::WriteHalf<'_>, mut state: watch::Receiver<State>) {
     let mut buffer = vec![0; 64 * 1024];
     loop {
         let _ = state.wait_for(|state| !state.stalled).await;

@@ -60,7 +60,7 @@ impl LinkHandler for RecordedTraffic {
         self.state.lock().unwrap().received.entry(peer).or_default().push(batch);
     }
 
-    fn next_batch(&self, peer: MemberId, _bytes_max: usize) -> Option<Bytes> {
+    fn next_batch(&self, peer: MemberId) -> Option<Bytes> {
         self.state.lock().unwrap().waiting.get_mut(&peer)?.pop_front()
     }
 

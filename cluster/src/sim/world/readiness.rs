@@ -6,7 +6,7 @@ use crate::{
     link::Strangers,
     message::MemberState,
     sim::world::{BEGINS_AT, MILLISECOND, World},
-    strangers::{SERVED_MIN, Situation, StrangerHistory, StrangerState},
+    strangers::{LinkTrust, SERVED_MIN, Situation, StrangerHistory},
 };
 
 /// How often the product judges its links.
@@ -28,6 +28,7 @@ pub(super) enum StrangersAt {
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     history: StrangerHistory,
+    is_unready: bool,
     trusted_since: Option<u64>,
     has_served: bool,
 }
@@ -50,7 +51,7 @@ impl World {
 
     /// The replicas that are ready.
     pub(in crate::sim) fn ready(&self) -> Vec<usize> {
-        let is_ready = |number: &usize| self.processes[number].seen.history.state != StrangerState::Unready;
+        let is_ready = |number: &usize| !self.processes[number].seen.is_unready;
         self.serving().into_iter().filter(is_ready).collect()
     }
 
@@ -68,7 +69,9 @@ impl World {
             has_tried_seeds: true,
         };
         let seen = &mut process.seen;
-        let is_ready = seen.history.judge(strangers.as_ref(), situation, now) != StrangerState::Unready;
+        let trust = seen.history.judge(strangers.clone(), situation, now);
+        seen.is_unready = matches!(trust, LinkTrust::Unready(_));
+        let is_ready = !seen.is_unready;
         let Some(Strangers { has_former_peer, .. }) = strangers else {
             let since = *seen.trusted_since.get_or_insert(self.now);
             let has_been_alone = Duration::from_nanos(self.now - since) >= SERVED_MIN;

@@ -122,6 +122,17 @@ fn encoding_of_every_limit_with_a_penalty_is_stable() {
     }
 }
 
+/// Otherwise a message could nest them without a bound.
+#[test]
+fn limit_with_a_penalty_of_a_penalty_is_not_read() {
+    let limit = every_limit(10, 60 * SECOND).remove(0);
+    let penalty = &postcard::to_stdvec(&with_penalty(limit.clone(), 60 * SECOND)).unwrap()[1..];
+    let penalty = &penalty[postcard::to_stdvec(&limit).unwrap().len()..];
+    let once = [&[9], &*postcard::to_stdvec(&limit).unwrap(), penalty].concat();
+    assert!(postcard::from_bytes::<Limit>(&once).is_ok());
+    assert!(postcard::from_bytes::<Limit>(&[&[9], &*once, penalty].concat()).is_err());
+}
+
 /// The parts of limits that are enums or optional.
 #[test]
 fn encoding_of_every_part_of_a_limit_is_stable() {

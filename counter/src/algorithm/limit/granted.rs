@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Counter, Limit, Rate, SteppedBucket, TokenBucket, own},
+    algorithm::{Algorithm as _, Counter, Limit, Rate, SteppedBucket, TokenBucket, each_algorithm, own},
     time::{SECOND, Timestamp},
 };
 
@@ -14,7 +14,7 @@ const RATE_WINDOW_NANOS_MAX: u64 = 10 * SECOND;
 /// The burst of a window that is divided as a rate: the limit divided by this.
 const WINDOW_BURST_DIVISOR: u64 = 10;
 /// A bucket of which the whole rate is granted gets one hit in this time, because a rate has at least one.
-const STILL_NANOS: NonZeroU64 = NonZeroU64::new(1_000 * SECOND).unwrap();
+pub(crate) const STILL_NANOS: NonZeroU64 = NonZeroU64::new(1_000 * SECOND).unwrap();
 
 /// A rate of whole hits with its burst.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +26,25 @@ pub struct HitRate {
 }
 
 impl HitRate {
+    /// The rate of so many hits in this time, with so many at once; `None` if that is less than a hit a second.
+    pub(crate) fn new(hits: u64, nanos: u64, burst: u64) -> Option<Self> {
+        let per_second = u128::from(hits) * u128::from(SECOND) / u128::from(nanos);
+        let per_second = u64::try_from(per_second).unwrap_or(u64::MAX);
+        (per_second > 0 && burst > 0).then_some(Self { per_second, burst })
+    }
+
+    /// The rate of windows of this length, if they are shorter than 10 s.
+    pub(crate) fn from_window(limit: u64, nanos: Option<u64>) -> Option<Self> {
+        let nanos = nanos.filter(|nanos| *nanos < RATE_WINDOW_NANOS_MAX)?;
+        Self::new(limit, nanos, limit.div_ceil(WINDOW_BURST_DIVISOR))
+    }
+
+    /// The hits in this time, rounded up.
+    pub(crate) fn hits_in(self, nanos: u64) -> u64 {
+        let hits = (u128::from(self.per_second) * u128::from(nanos)).div_ceil(u128::from(SECOND));
+        u64::try_from(hits).unwrap_or(u64::MAX)
+    }
+
     /// The sum of both rates and of both bursts.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
@@ -59,24 +78,9 @@ impl Granted {
 }
 
 impl Limit {
-    /// The limit as a rate that can be divided: a bucket, or windows below 10 s, with at least one hit a second.
+    /// See [`Algorithm::hit_rate`].
     pub fn hit_rate(&self) -> Option<HitRate> {
-        let (hits, nanos, burst) = match self {
-            Self::TokenBucket(bucket) | Self::LeakyBucket(bucket) => {
-                (self.hits_per_period(), bucket.rate.nanos(), bucket.burst)
-            }
-            Self::SteppedBucket(bucket) => (bucket.amount.get(), bucket.interval.get(), bucket.burst),
-            Self::Classic(_) | Self::FixedWindow(_) | Self::SlidingWindow(_) => {
-                let nanos = self.period_nanos().filter(|nanos| *nanos < RATE_WINDOW_NANOS_MAX)?;
-                (self.allowance(), nanos, self.allowance().div_ceil(WINDOW_BURST_DIVISOR))
-            }
-            Self::SlidingLog(_) | Self::LeakyQueue(_) | Self::Concurrency(_) | Self::Penalized(_) => {
-                return None;
-            }
-        };
-        let per_second = u128::from(hits) * u128::from(SECOND) / u128::from(nanos);
-        let per_second = u64::try_from(per_second).unwrap_or(u64::MAX);
-        (per_second > 0 && burst > 0).then_some(HitRate { per_second, burst })
+        each_algorithm!(self, limit => limit.hit_rate())
     }
 
     /// The limit for callers without a part of its rate. It uses the same counters. Without a rate nothing passes.
@@ -95,45 +99,14 @@ impl Limit {
     /// The limit without a part of its rate and of its burst. It uses the same counters: a bucket of which the whole
     /// rate is granted keeps what it holds.
     #[must_use]
-    pub fn without_rate_and_burst(&self, HitRate { per_second, burst }: HitRate) -> Self {
-        if per_second == 0 && burst == 0 {
-            return self.clone();
+    pub fn without_rate_and_burst(&self, part: HitRate) -> Self {
+        let mut limit = self.clone();
+        if part != HitRate::default() {
+            each_algorithm!(&mut limit, limit => limit.reduce(part));
         }
-        let in_period = |nanos: u64| {
-            let hits = (u128::from(per_second) * u128::from(nanos)).div_ceil(u128::from(SECOND));
-            u64::try_from(hits).unwrap_or(u64::MAX)
-        };
-        match self {
-            Self::TokenBucket(bucket) => {
-                Self::TokenBucket(without(bucket, in_period(bucket.rate.nanos()), burst))
-            }
-            Self::LeakyBucket(bucket) => {
-                Self::LeakyBucket(without(bucket, in_period(bucket.rate.nanos()), burst))
-            }
-            Self::SteppedBucket(bucket) => {
-                let amount = bucket.amount.get().saturating_sub(in_period(bucket.interval.get()));
-                let (amount, interval) = match NonZeroU64::new(amount) {
-                    Some(amount) => (amount, bucket.interval),
-                    None => (NonZeroU64::MIN, STILL_NANOS),
-                };
-                let burst = bucket.burst.saturating_sub(burst);
-                Self::SteppedBucket(SteppedBucket { amount, interval, burst, ..*bucket })
-            }
-            Self::Classic(_)
-            | Self::FixedWindow(_)
-            | Self::SlidingWindow(_)
-            | Self::SlidingLog(_)
-            | Self::LeakyQueue(_)
-            | Self::Concurrency(_)
-            | Self::Penalized(_) => {
-                let nanos = self.period_nanos().unwrap_or(SECOND);
-                self.less(in_period(nanos).saturating_add(burst))
-            }
-        }
+        limit
     }
-}
 
-impl Limit {
     /// Keeps what a bucket lacks while other parts of its rate are granted than `before`: as many hits, which come back
     /// at the rate that is left. At most two bursts, in case that another replica has added what it read at another rate.
     pub fn keep_debt(&self, counter: &mut Counter, before: HitRate, after: HitRate, now: Timestamp) {
@@ -149,15 +122,6 @@ impl Limit {
             (_, _) => {}
         }
     }
-}
-
-/// The bucket with so many hits less in its period and at once.
-fn without(bucket: &TokenBucket, hits: u64, burst: u64) -> TokenBucket {
-    let rate = match NonZeroU64::new(bucket.rate.hits().saturating_sub(hits)) {
-        Some(_) => bucket.rate.with_hits(|all| all - hits),
-        None => Rate::new(NonZeroU64::MIN, STILL_NANOS),
-    };
-    TokenBucket { rate, burst: bucket.burst.saturating_sub(burst), excess: bucket.excess }
 }
 
 fn closed_if_still(bucket: TokenBucket) -> TokenBucket {

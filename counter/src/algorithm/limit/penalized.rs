@@ -3,48 +3,21 @@
 //! The penalty wraps the counter of its limit, as long as it has a record of refusals; a counter without one is that of
 //! the limit alone. All of them are of the kind of that limit, so a penalty can be added and removed by a reload.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Classic, Concurrency, Counter, Decision, Excess, FixedWindow,
-        HeldCharge, LeakyQueue, Limit, Operation, Penalized, Penalty, PenaltyRecord, PenaltyState, Receipt,
-        SlidingLog, SlidingWindow, SteppedBucket, TokenBucket, Verdict, Window,
+        Admission, Algorithm, ChargePosition, Counter, Decision, Excess, HeldCharge, Limit, Operation,
+        Penalized, Penalty, PenaltyRecord, Receipt, Verdict, Window, limit::PlainLimit,
     },
     time::Timestamp,
 };
 
-macro_rules! received {
-    ($($variant:ident($limit:ident)),* $(,)?) => {
-        /// A limit without a penalty, encoded like [`Limit`]. A penalty of a penalty would be read without a bound on its
-        /// depth.
-        #[derive(Deserialize)]
-        enum PlainLimit {
-            $($variant($limit)),*
-        }
-
-        impl From<PlainLimit> for Limit {
-            fn from(limit: PlainLimit) -> Self {
-                match limit {
-                    $(PlainLimit::$variant(limit) => Self::$variant(limit)),*
-                }
-            }
-        }
-    };
-}
-
-received! {
-    Classic(Classic),
-    FixedWindow(FixedWindow),
-    SlidingWindow(SlidingWindow),
-    SlidingLog(SlidingLog),
-    TokenBucket(TokenBucket),
-    SteppedBucket(SteppedBucket),
-    LeakyBucket(TokenBucket),
-    LeakyQueue(LeakyQueue),
-    Concurrency(Concurrency),
+/// The penalty of a limit with a penalty is never read.
+pub(super) fn nested<'de, D: Deserializer<'de>>(_: D) -> Result<Infallible, D::Error> {
+    Err(D::Error::custom("a penalty of a penalty"))
 }
 
 /// A limit with a penalty, as received from another replica.
@@ -264,19 +237,5 @@ impl Algorithm for Penalized {
         let decision = self.limit().refund_beside(counter, held, hits, now);
         let is_penalized = counter.record().is_some_and(|record| now < record.until);
         if is_penalized { Decision { remaining: 0, ..decision } } else { decision }
-    }
-}
-
-impl Limit {
-    /// The limit that decides at `now` on `counter`: without its penalty, unless one lasts.
-    pub fn penalized_now(&self, counter: &Counter, now: Timestamp) -> &Self {
-        let lasts = counter.record().is_some_and(|record| now < record.until);
-        if lasts { self } else { self.plain() }
-    }
-
-    /// The record of the refusals of a key; `None` if there is none, or without a penalty.
-    pub fn penalty_state(&self, counter: &Counter, now: Timestamp) -> Option<PenaltyState> {
-        let record = counter.record().filter(|record| now < record.forgotten_at);
-        self.penalized().and(record).map(|record| record.state(now))
     }
 }

@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use tollgate_cluster::{ClusterStats, ClusterView, link::LinkFailure};
-
-use crate::api::admin::doctor::finding::{DoctorFinding, listed};
+use tollgate_wire::finding::{DoctorFinding, listed};
 
 /// A member that is not heard for this long is a finding, in milliseconds.
 const SILENT_MS: u64 = 1_000;

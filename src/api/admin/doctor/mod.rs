@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use tollgate_rules::Rules;
 
 mod cluster;
-pub(crate) mod finding;
 mod replica;
 mod rules;
 

@@ -11,14 +11,11 @@ use tollgate_limiter::limiter::{Example, Limiter};
 use tollgate_rules::{ActiveRules, KeyedRules, Rules};
 use tollgate_shared_store::SharedStore;
 use tollgate_store::{Memory, StoreStats};
+use tollgate_wire::finding::{DoctorFinding, listed};
 
 use crate::api::{
     ApiMetrics,
-    admin::{
-        Certificates,
-        doctor::finding::{DoctorFinding, listed},
-        format,
-    },
+    admin::{Certificates, format},
     failed_calls::{RecentFailures, code_name},
 };
 

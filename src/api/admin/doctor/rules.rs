@@ -2,8 +2,7 @@
 
 use tollgate_counter::algorithm::Admission;
 use tollgate_rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, RulesStatus};
-
-use crate::api::admin::doctor::finding::{DoctorFinding, listed};
+use tollgate_wire::finding::{DoctorFinding, listed};
 
 /// A value that no pattern contains, so that only a `*` matches it.
 const ANY_TEXT: &str = "\u{1f}";

@@ -1,0 +1,144 @@
+//! Shares of the memory for ids, so that no caller and no other replica takes the reservations of all.
+
+use std::hash::{Hash, Hasher};
+
+use rustc_hash::FxHasher;
+use tollgate_counter::{
+    algorithm::Limit,
+    descriptor::Key,
+    resilience::{CALLER_SHARE, Caller, IdRecord, SharedUse},
+    time::Timestamp,
+};
+use tollgate_store::{
+    Checks, CounterOperation, HOLD_RETENTION, HoldId, HoldOutcome, HoldTerms, IdMemory, Memory, NotLocal,
+    OperationOutcome, SettleOutcome, Settled, UnknownId, id_bytes,
+};
+
+/// What another replica, whose callers share it, gets at most of what the others leave free: one part of so many.
+const REPLICA_SHARE: usize = 2;
+
+/// An id that a caller sends, and what the counters of its call retain of it.
+#[derive(Debug)]
+pub struct SentId<'c> {
+    caller: &'c Caller,
+    id: u64,
+    bytes: usize,
+    bytes_max: usize,
+    is_allowed: bool,
+    now: Timestamp,
+}
+
+impl<'c> SentId<'c> {
+    /// The id of a call with these checks.
+    pub fn new(
+        caller: &'c Caller,
+        checks: &Checks<'_>,
+        id: &HoldId,
+        memory: IdMemory,
+        now: Timestamp,
+    ) -> Self {
+        let first = checks.first().map(|check| check.key);
+        Self::in_share(CALLER_SHARE, caller, (id, first, checks.len() * id_bytes(id)), memory, now)
+    }
+
+    /// The id of a call with this first key, which takes so many bytes, of a caller that gets one part of so many.
+    fn in_share(
+        parts: usize,
+        caller: &'c Caller,
+        (id, first, bytes): (&HoldId, Option<Key>, usize),
+        memory: IdMemory,
+        now: Timestamp,
+    ) -> Self {
+        let mut hasher = FxHasher::default();
+        id.as_bytes().hash(&mut hasher);
+        first.hash(&mut hasher);
+        let hash = hasher.finish();
+        let own = caller.id_bytes(now);
+        let shared = SharedUse { own, all: memory.used, max: memory.max };
+        let is_allowed = shared.has_room_for(bytes, parts) || caller.has_id(hash, now);
+        Self { caller, id: hash, bytes, bytes_max: memory.max, is_allowed, now }
+    }
+
+    /// Whether the caller's share has room for it, or the id is known.
+    pub fn is_allowed(&self) -> bool {
+        self.is_allowed
+    }
+
+    /// What becomes of it if a settlement finds that it is unknown.
+    pub fn unknown(&self) -> UnknownId {
+        if self.is_allowed { UnknownId::Remember } else { UnknownId::Forget }
+    }
+
+    /// Counts it as held with these terms.
+    pub fn held(&self, terms: &HoldTerms) {
+        self.remember(self.now.after(terms.ttl()).after(HOLD_RETENTION));
+    }
+
+    /// Counts it as settled.
+    pub fn settled(&self, each: &[Settled]) {
+        let is_new = each.iter().any(|settled| settled.outcome == SettleOutcome::Unknown);
+        if (is_new && self.is_allowed) || self.caller.has_id(self.id, self.now) {
+            self.remember(self.now.after(HOLD_RETENTION));
+        }
+    }
+
+    fn remember(&self, until: Timestamp) {
+        let record = IdRecord { id: self.id, until, bytes: self.bytes };
+        self.caller.remember_id(record, self.bytes_max, self.now);
+    }
+}
+
+/// What the counters of this process retain for the callers of another replica.
+#[derive(Debug, Default)]
+pub struct ReplicaShare(Caller);
+
+impl ReplicaShare {
+    /// Applies an operation that the replica has forwarded, as [`Memory::operate`] does. Beyond its share the replica
+    /// is answered as if the memory for ids were full: new ids are refused, and unknown ones that are settled are not
+    /// retained.
+    pub fn operate(
+        &self,
+        memory: &Memory,
+        key: Key,
+        limit: &Limit,
+        operation: &CounterOperation,
+        now: Timestamp,
+    ) -> Result<OperationOutcome, NotLocal> {
+        let sent = |id| {
+            let id = (id, Some(key), id_bytes(id));
+            SentId::in_share(REPLICA_SHARE, &self.0, id, memory.id_memory(), now)
+        };
+        match operation {
+            CounterOperation::Reserve { terms, .. } | CounterOperation::RefundOnce { terms, .. } => {
+                let sent = sent(terms.id());
+                if !sent.is_allowed() {
+                    memory.count_exhausted();
+                    return Ok(OperationOutcome::exhausted());
+                }
+                let outcome = memory.operate(key, limit, operation, now)?;
+                if outcome.hold == HoldOutcome::Decided && outcome.decision.verdict.passes() {
+                    sent.held(terms);
+                }
+                Ok(outcome)
+            }
+            CounterOperation::Settle { id, actual, unknown: UnknownId::Remember } => {
+                let sent = sent(id);
+                let id = id.clone();
+                let unknown = sent.unknown();
+                let settle = CounterOperation::Settle { id, actual: *actual, unknown };
+                let outcome = memory.operate(key, limit, &settle, now)?;
+                if let HoldOutcome::Settled(settled) = &outcome.hold {
+                    sent.settled(std::slice::from_ref(&**settled));
+                }
+                Ok(outcome)
+            }
+            CounterOperation::Decide(_)
+            | CounterOperation::Undo(_)
+            | CounterOperation::Set(_)
+            | CounterOperation::Settle { unknown: UnknownId::Forget, .. }
+            | CounterOperation::Withdraw { .. }
+            | CounterOperation::Show
+            | CounterOperation::Absorb(_) => memory.operate(key, limit, operation, now),
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A client for the admin listener of a server.
+
+use std::{fmt, fs, net::SocketAddr, path::PathBuf, time::Duration};
+
+use axum::{
+    body::Body,
+    http::{
+        Request, StatusCode,
+        header::{AUTHORIZATION, CONTENT_TYPE, HOST},
+    },
+};
+use clap::{Arg, ArgMatches, ValueHint, value_parser};
+use serde_json::Value;
+use tokio::{net::TcpStream, time::timeout};
+use tollgate_counter::printable;
+use tollgate_net::http_client::{self, HttpResponse};
+
+use crate::command::block_on;
+
+/// The time to wait for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The maximum size of an answer, in bytes.
+const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// The maximum size of the body of an answer that refuses the request, in bytes.
+const REFUSAL_BYTES_MAX: usize = 64 * 1024;
+
+/// The maximum length of what is displayed of such a body, in characters.
+const LINE_MAX: usize = 1_000;
+
+/// An admin request.
+pub(super) struct AdminCall {
+    pub(super) method: &'static str,
+    pub(super) path: String,
+    pub(super) body: String,
+}
+
+/// The flags for the admin listener and its token.
+pub(super) fn args() -> [Arg; 2] {
+    [
+        Arg::new("to")
+            .long("to")
+            .value_name("HOST:PORT")
+            .default_value("127.0.0.1:6070")
+            .help("Address of the server's admin listener"),
+        Arg::new("token-file")
+            .long("token-file")
+            .value_name("FILE")
+            .value_parser(value_parser!(PathBuf))
+            .value_hint(ValueHint::FilePath)
+            .help("File with the bearer token, as in the server's admin.token_file"),
+    ]
+}
+
+/// The JSON that the server of the arguments answers, or the reason why there is none.
+pub(super) fn ask(matches: &ArgMatches, call: &AdminCall) -> Result<Value, String> {
+    let server = AdminClient::new(matches);
+    block_on(server.in_time(async {
+        let answer = server.open(call).await?;
+        let body = answer.whole_body(ANSWER_BYTES_MAX).await.map_err(|error| server.no_answer(error))?;
+        serde_json::from_slice(&body).map_err(|error| server.no_answer(error))
+    }))
+}
+
+/// The admin listener that the arguments name.
+struct AdminClient {
+    to: String,
+    token_file: Option<PathBuf>,
+}
+
+impl AdminClient {
+    fn new(matches: &ArgMatches) -> Self {
+        let to = matches.get_one::<String>("to").cloned().unwrap_or_default();
+        Self { to, token_file: matches.get_one::<PathBuf>("token-file").cloned() }
+    }
+
+    /// Why the server has given no answer.
+    fn no_answer(&self, why: impl fmt::Display) -> String {
+        format!("no answer from {}: {why}", self.to)
+    }
+
+    /// What `work` returns, or an error if that takes more time than an answer may.
+    async fn in_time<T>(&self, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+        let none = |_| Err(self.no_answer(format_args!("none within {} s", TIMEOUT.as_secs())));
+        timeout(TIMEOUT, work).await.unwrap_or_else(none)
+    }
+
+    /// Sends a request over a connection of its own, with the token that the file has now. Any status other than 200 is
+    /// an error.
+    async fn open(&self, call: &AdminCall) -> Result<HttpResponse, String> {
+        let token = self.token()?;
+        let answered = send(&self.to, token.as_deref(), call).await;
+        let answer = answered.map_err(|error| self.no_answer(error))?;
+        let status = answer.head.status;
+        let headers = &answer.head.headers;
+        if status == StatusCode::OK {
+            return Ok(answer);
+        }
+        // An admin listener has no text for paths that it does not have.
+        let has_text =
+            headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
+        let body = answer.whole_body(REFUSAL_BYTES_MAX).await.map_err(|error| self.no_answer(error))?;
+        let text = first_line(&body);
+        let to = &self.to;
+        Err(match status {
+            StatusCode::NOT_FOUND if !has_text => {
+                self.no_answer("there is no such page; is this an admin listener?")
+            }
+            StatusCode::UNAUTHORIZED => format!("{to} requires a token: {text}; set --token-file"),
+            _ => format!("{to} refused the request: {text}"),
+        })
+    }
+
+    fn token(&self) -> Result<Option<String>, String> {
+        let Some(path) = &self.token_file else { return Ok(None) };
+        let text =
+            fs::read_to_string(path).map_err(|error| format!("--token-file: {}: {error}", path.display()))?;
+        Ok(Some(text.trim().to_owned()))
+    }
+}
+
+async fn send(
+    to: &str,
+    token: Option<&str>,
+    call: &AdminCall,
+) -> Result<HttpResponse, Box<dyn std::error::Error>> {
+    let stream = TcpStream::connect(to).await?;
+    let mut request =
+        Request::builder().method(call.method).uri(&call.path).header(HOST, host(to, stream.peer_addr()?));
+    if let Some(token) = token {
+        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+    }
+    let request = request.body(Body::from(call.body.clone()))?;
+    Ok(http_client::send(stream, request).await?)
+}
+
+/// The `Host` of a request to `to`, which is at `address`. Without a token a server knows itself by loopback names
+/// alone, and a loopback address may have others.
+fn host(to: &str, address: SocketAddr) -> String {
+    if address.ip().to_canonical().is_loopback() { address.to_string() } else { to.to_owned() }
+}
+
+/// The first line of a text, without what could control a terminal.
+fn first_line(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let line = text.trim().lines().next().unwrap_or_default();
+    line.chars().take(LINE_MAX).flat_map(printable::visible).collect()
+}
+
+/// `text` percent-encoded for a query or for a segment of a path.
+pub(super) fn percent_encode(text: &str) -> String {
+    let mut encoded = String::new();
+    for byte in text.bytes() {
+        // The characters that RFC 3986 calls unreserved.
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(byte.into());
+        } else {
+            encoded += &format!("%{byte:02X}");
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_is_the_address_where_that_is_loopback() {
+        let host = |to, address: &str| host(to, address.parse().unwrap());
+        assert_eq!(host("this-machine:6070", "127.0.0.1:6070"), "127.0.0.1:6070");
+        assert_eq!(host("localhost:6070", "[::1]:6070"), "[::1]:6070");
+        assert_eq!(host("tollgate.example:6070", "10.0.0.1:6070"), "tollgate.example:6070");
+    }
+}

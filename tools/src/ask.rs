@@ -1,0 +1,132 @@
+//! `tollgate ask`: sends one request to a rate limit server, Tollgate or another.
+
+use std::{process::ExitCode, time::Duration};
+
+use clap::{ArgMatches, Command};
+use prost::Message as _;
+use tokio::time::timeout;
+use tollgate_counter::printable::escaped;
+use tollgate_telemetry::causes;
+use tollgate_wire::{
+    descriptor_text, json,
+    proto::envoy::service::ratelimit::v3::{
+        RateLimitRequest, RateLimitResponse,
+        rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit},
+        rate_limit_service_client::RateLimitServiceClient,
+    },
+};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+
+use crate::{
+    command::{OVER_LIMIT, block_on, examples, printable_json},
+    request,
+    target::{self, Target, TlsOptions},
+};
+
+/// The full name of the answer's message.
+const RESPONSE: &str = "envoy.service.ratelimit.v3.RateLimitResponse";
+
+/// The time to wait for an answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+pub(super) fn command() -> Command {
+    let command = Command::new("ask")
+        .about("Send one request to a server; exits 0 if it passes, 2 if it is over a limit, 1 without an answer")
+        .after_help(examples(&[
+            "tollgate ask edge remote_address=203.0.113.7",
+            "tollgate ask edge route=login,account=ada path=/search --peek",
+            "tollgate ask --to tollgate:8081 --tls-ca ca.crt shop user=ada --hits 3",
+        ]))
+        .args(target::args());
+    request::with_request(command)
+}
+
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
+    let request = request::request(matches);
+    let answered =
+        block_on(async { ask(target::from_matches(matches)?, request.clone()).await }).and_then(|answer| {
+            let text = if matches.get_flag("json") {
+                json::text(json::message(RESPONSE), &answer.encode_to_vec())
+                    .map(|text| printable_json(&text))
+                    .map_err(|error| error.to_string())?
+            } else {
+                readable(&request, &answer)
+            };
+            let is_over = answer.overall_code() == Code::OverLimit;
+            Ok((text, if is_over { ExitCode::from(OVER_LIMIT) } else { ExitCode::SUCCESS }))
+        });
+    let to = || matches.get_one::<String>("to").map(String::as_str).unwrap_or_default();
+    answered.map_err(|why| format!("no answer from {}: {why}", to()))
+}
+
+fn trust(tls: TlsOptions) -> ClientTlsConfig {
+    let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(tls.authority));
+    if let Some(identity) = tls.identity {
+        config = config.identity(Identity::from_pem(identity.cert, identity.key));
+    }
+    if let Some(name) = tls.name {
+        config = config.domain_name(name);
+    }
+    config
+}
+
+async fn ask(target: Target, request: RateLimitRequest) -> Result<RateLimitResponse, String> {
+    let Target { to, tls } = target;
+    let uri = match &tls {
+        _ if to.starts_with("unix:") => to,
+        Some(_) => format!("https://{to}"),
+        None => format!("http://{to}"),
+    };
+    let mut endpoint =
+        Endpoint::from_shared(uri).map_err(|_| "not HOST:PORT".to_owned())?.connect_timeout(TIMEOUT);
+    if let Some(tls) = tls {
+        endpoint = endpoint.tls_config(trust(tls)).map_err(|error| causes(&error))?;
+    }
+    let answered = async {
+        let channel = endpoint.connect().await.map_err(|error| causes(&error))?;
+        let mut client = RateLimitServiceClient::new(channel);
+        let answer = client.should_rate_limit(request).await;
+        answer
+            .map(tonic::Response::into_inner)
+            .map_err(|status| format!("{} ({:?})", escaped(status.message()), status.code()))
+    };
+    timeout(TIMEOUT, answered).await.unwrap_or_else(|_| Err(format!("none within {} s", TIMEOUT.as_secs())))
+}
+
+/// One line for the response and one for each descriptor.
+fn readable(request: &RateLimitRequest, answer: &RateLimitResponse) -> String {
+    let overall = match answer.overall_code() {
+        Code::Ok => "passed",
+        Code::OverLimit => "over limit",
+        Code::Unknown => "unknown",
+    };
+    let lines = request.descriptors.iter().zip(&answer.statuses).map(|(descriptor, status)| {
+        let hits = descriptor.hits_addend.unwrap_or_else(|| request.hits_addend.max(1).into());
+        format!("\n  {}: {}", descriptor_text::format(&descriptor.entries), status_line(status, hits))
+    });
+    overall.to_owned() + &lines.collect::<String>()
+}
+
+fn status_line(status: &DescriptorStatus, hits: u64) -> String {
+    let Some(limit) = &status.current_limit else {
+        return "no limit".to_owned();
+    };
+    let (code, until) = match status.code() {
+        Code::OverLimit => ("over limit", "would pass in"),
+        Code::Ok | Code::Unknown => ("passed", "resets in"),
+    };
+    let per = match limit.unit() {
+        Unit::Unknown => String::new(),
+        unit => format!(" per {}", unit.as_str_name().to_lowercase()),
+    };
+    // A refusal of more hits than the limit may never end, and the protocol does not say so.
+    let may_be_never = status.code() == Code::OverLimit && hits > u64::from(limit.requests_per_unit);
+    let reset = status.duration_until_reset.as_ref().filter(|_| !may_be_never).map(|reset| {
+        let exact = Duration::new(reset.seconds.try_into().unwrap_or(0), reset.nanos.try_into().unwrap_or(0));
+        format!(", {until} {exact:?}")
+    });
+    let name = if limit.name.is_empty() { String::new() } else { format!(", rule {}", escaped(&limit.name)) };
+    let left = status.limit_remaining;
+    let most = limit.requests_per_unit;
+    format!("{code}, {left} left of {most}{per}{}{name}", reset.unwrap_or_default())
+}

@@ -1,0 +1,365 @@
+//! A gRPC client that reconnects when its connection ends.
+
+use std::{future::poll_fn, io, sync::Arc, time::Duration};
+
+use h2::{
+    Ping, Reason,
+    client::{Connection, SendRequest},
+};
+use hyper::{HeaderMap, Method, Request, StatusCode, Uri, Version, header};
+use prost::bytes::Bytes;
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::aws_lc_rs,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsConnector;
+use tonic::Code;
+
+use crate::{
+    bench::frame::{self, AnswerKind, RequestContent},
+    target::{Target, TlsOptions},
+};
+
+const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// The pause before a failed connection is tried again.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The flow-control window: large enough that the server never waits.
+const WINDOW_BYTES: u32 = 1 << 24;
+/// The maximum size of an answer, in bytes.
+const ANSWER_BYTES_MAX: usize = 4 << 20;
+
+/// The address of the server with everything needed to connect.
+pub(super) struct Route {
+    to: String,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    head: Request<()>,
+    request_timeout: Duration,
+}
+
+impl Route {
+    /// The route to `target`; connecting may take `request_timeout`.
+    pub(super) fn new(target: Target, request_timeout: Duration) -> Result<Self, String> {
+        let unix = target.to.starts_with("unix:");
+        let authority = if unix { "localhost" } else { target.to.as_str() };
+        let scheme = if target.tls.is_some() { "https" } else { "http" };
+        let no_address = || "not HOST:PORT".to_owned();
+        if !unix && target.to.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+            return Err(no_address());
+        }
+        let mut head = Request::post(format!("{scheme}://{authority}{METHOD}"))
+            .version(Version::HTTP_2)
+            .body(())
+            .map_err(|_| no_address())?;
+        let headers = head.headers_mut();
+        headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/grpc"));
+        headers.insert(header::TE, header::HeaderValue::from_static("trailers"));
+        let tls = match target.tls {
+            None => None,
+            Some(tls) => {
+                let host = head.uri().host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+                let name = tls.name.clone().unwrap_or(host);
+                let name = ServerName::try_from(name.clone()).map_err(|error| format!("{name}: {error}"))?;
+                Some((trust(tls)?, name))
+            }
+        };
+        Ok(Self { to: target.to, tls, head, request_timeout })
+    }
+
+    /// The head of a request, without its body.
+    fn head(&self, content: &RequestContent) -> Request<()> {
+        let mut head = self.head.clone();
+        if let RequestContent::Call(call) = content {
+            let mut parts = head.uri().clone().into_parts();
+            parts.path_and_query = Some(call.path.clone());
+            *head.uri_mut() = Uri::from_parts(parts).expect("a URI with another path is a URI");
+            if call.body.is_empty() {
+                *head.method_mut() = Method::GET;
+            }
+        }
+        head
+    }
+
+    async fn connect(&self) -> Result<Established, String> {
+        let connecting = async {
+            let io = self.socket().await.map_err(|error| error.to_string())?;
+            let (sender, mut connection) = h2::client::Builder::new()
+                .initial_window_size(WINDOW_BYTES)
+                .initial_connection_window_size(WINDOW_BYTES)
+                .enable_push(false)
+                .handshake(io)
+                .await
+                .map_err(|error| error.to_string())?;
+            // Detects a server of another protocol now instead of with the first request.
+            let mut ping = connection.ping_pong().expect("taken only once");
+            tokio::select! {
+                pong = ping.ping(Ping::opaque()) => pong.map_err(|error| error.to_string())?,
+                ended = &mut connection => {
+                    let why = ended.err().map_or("closed".to_owned(), |error| error.to_string());
+                    return Err(format!("no HTTP/2: {why}"));
+                }
+            };
+            Ok(Established { sender, connection })
+        };
+        let late = |_| Err(format!("no connection within {:?}", self.request_timeout));
+        timeout(self.request_timeout, connecting).await.unwrap_or_else(late)
+    }
+
+    async fn socket(&self) -> io::Result<Box<dyn Io>> {
+        if let Some(path) = self.to.strip_prefix("unix:") {
+            return self.over(UnixStream::connect(path).await?).await;
+        }
+        let stream = TcpStream::connect(&self.to).await?;
+        stream.set_nodelay(true)?;
+        self.over(stream).await
+    }
+
+    async fn over(&self, stream: impl Io + 'static) -> io::Result<Box<dyn Io>> {
+        Ok(match &self.tls {
+            None => Box::new(stream),
+            Some((tls, name)) => Box::new(tls.connect(name.clone(), stream).await?),
+        })
+    }
+}
+
+fn trust(tls: TlsOptions) -> Result<TlsConnector, String> {
+    let mut roots = RootCertStore::empty();
+    for authority in CertificateDer::pem_slice_iter(&tls.authority) {
+        let authority = authority.map_err(|error| format!("--tls-ca: {error}"))?;
+        roots.add(authority).map_err(|error| format!("--tls-ca: {error}"))?;
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots);
+    let mut config = match tls.identity {
+        None => config.with_no_client_auth(),
+        Some(identity) => {
+            let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&identity.cert).collect();
+            let chain = chain.map_err(|error| format!("--tls-cert: {error}"))?;
+            let key = PrivateKeyDer::from_pem_slice(&identity.key)
+                .map_err(|error| format!("--tls-key: {error}"))?;
+            config.with_client_auth_cert(chain, key).map_err(|error| format!("--tls-cert: {error}"))?
+        }
+    };
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// An established connection.
+struct Established {
+    sender: SendRequest<Bytes>,
+    connection: Connection<Box<dyn Io>, Bytes>,
+}
+
+/// The number of a connection, counted over reconnects.
+type Generation = u64;
+
+/// The connection in use.
+#[derive(Clone)]
+struct Current {
+    generation: Generation,
+    // `None` while reconnecting.
+    sender: Option<SendRequest<Bytes>>,
+}
+
+/// One connection of a run. Clones share the connection.
+#[derive(Clone)]
+pub(super) struct BenchClient {
+    route: Arc<Route>,
+    sender: Option<(Generation, SendRequest<Bytes>)>,
+    // The last generation that has refused a call of this client.
+    last_left: Generation,
+    current: watch::Receiver<Current>,
+    // The last generation that accepts no more calls.
+    ended: Arc<watch::Sender<Generation>>,
+}
+
+/// Keeps a client connected; runs concurrently with the calls.
+pub(super) struct Reconnector {
+    route: Arc<Route>,
+    established: Established,
+    current: watch::Sender<Current>,
+    ended: watch::Receiver<Generation>,
+}
+
+/// Connects; returns the client and its reconnector.
+pub(super) async fn open(route: Arc<Route>) -> Result<(BenchClient, Reconnector), String> {
+    let established = route.connect().await?;
+    let (current_sender, current) =
+        watch::channel(Current { generation: 1, sender: Some(established.sender.clone()) });
+    let (ended, ended_receiver) = watch::channel(0);
+    let client =
+        BenchClient { route: route.clone(), sender: None, last_left: 0, current, ended: Arc::new(ended) };
+    Ok((client, Reconnector { route, established, current: current_sender, ended: ended_receiver }))
+}
+
+impl Reconnector {
+    /// Drives the connection, and reconnects whenever it accepts no more calls, until dropped.
+    pub(super) async fn run(self) {
+        let Self { route, mut established, current, mut ended } = self;
+        let mut leaving = JoinSet::new();
+        for generation in 1.. {
+            tokio::select! {
+                _ = &mut established.connection => {}
+                _ = ended.wait_for(|ended| generation <= *ended) => {}
+            }
+            current.send_replace(Current { generation, sender: None });
+            // Calls that are open on it are still answered; their timeout bounds them.
+            leaving.spawn(established.connection);
+            while leaving.try_join_next().is_some() {}
+            established = loop {
+                match route.connect().await {
+                    Ok(established) => break established,
+                    Err(_) => sleep(PAUSE).await,
+                }
+            };
+            current.send_replace(Current {
+                generation: generation + 1,
+                sender: Some(established.sender.clone()),
+            });
+        }
+    }
+}
+
+impl BenchClient {
+    /// Sends a request and waits for the whole answer. Waits for a connection if there is none.
+    pub(super) async fn call(&mut self, content: RequestContent) -> AnswerKind {
+        let head = self.route.head(&content);
+        let (body, decode): (_, fn(&WholeAnswer) -> AnswerKind) = match content {
+            RequestContent::Decision(body) => (body, WholeAnswer::decision),
+            RequestContent::Call(call) => (call.body, WholeAnswer::end),
+        };
+        let (answer, mut stream) = loop {
+            let Some((generation, mut sender)) = self.ready().await else {
+                return AnswerKind::Failed(Code::Unavailable);
+            };
+            match sender.send_request(head.clone(), body.is_empty()) {
+                Ok(sent) => {
+                    self.sender = Some((generation, sender));
+                    break sent;
+                }
+                // Refused before anything was sent, so the call may use the next connection.
+                Err(_) => self.leave(generation),
+            }
+        };
+        let read = async {
+            if !body.is_empty() {
+                stream.send_data(body, true)?;
+            }
+            answer.await
+        };
+        let answered = match read.await {
+            Ok(answer) => read_answer(answer).await,
+            Err(error) => Err(code(&error)),
+        };
+        answered.map_or_else(AnswerKind::Failed, |answer| decode(&answer))
+    }
+
+    /// The connection, once one accepts calls; `None` if there will be none.
+    async fn ready(&mut self) -> Option<(Generation, SendRequest<Bytes>)> {
+        loop {
+            if let Some((generation, mut sender)) = self.sender.take() {
+                if poll_fn(|context| sender.poll_ready(context)).await.is_ok() {
+                    return Some((generation, sender));
+                }
+                self.leave(generation);
+            }
+            let last_left = self.last_left;
+            let newer = |current: &Current| current.sender.is_some() && last_left < current.generation;
+            let current = self.current.wait_for(newer).await.ok()?.clone();
+            self.sender = current.sender.map(|sender| (current.generation, sender));
+        }
+    }
+
+    fn leave(&mut self, generation: Generation) {
+        self.last_left = generation;
+        self.ended.send_if_modified(|ended| {
+            let news = *ended < generation;
+            *ended = generation.max(*ended);
+            news
+        });
+    }
+}
+
+/// A whole answer.
+struct WholeAnswer {
+    /// The code of gRPC in its trailers; HTTP has none.
+    code: Option<Code>,
+    body: Bytes,
+}
+
+impl WholeAnswer {
+    /// What an answer to a request for a decision says.
+    fn decision(&self) -> AnswerKind {
+        match self.code {
+            Some(Code::Ok) => frame::outcome(&self.body),
+            Some(code) => AnswerKind::Failed(code),
+            None => AnswerKind::Failed(Code::Unknown),
+        }
+    }
+
+    /// How a call has ended, whatever its answer contains.
+    fn end(&self) -> AnswerKind {
+        match self.code {
+            Some(Code::Ok) | None => AnswerKind::Ok,
+            Some(code) => AnswerKind::Failed(code),
+        }
+    }
+}
+
+/// The answer, or the code of the error that ended it.
+async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> Result<WholeAnswer, Code> {
+    if let Some(failed) = refusal(answer.status(), answer.headers()) {
+        return Err(failed);
+    }
+    let mut stream = answer.into_body();
+    let mut body = Bytes::new();
+    while let Some(data) = stream.data().await {
+        let data = data.map_err(|error| code(&error))?;
+        if stream.flow_control().release_capacity(data.len()).is_err() {
+            return Err(Code::Internal);
+        }
+        // Fast path: nearly all answers arrive in one piece.
+        body = if body.is_empty() { data } else { [body, data].concat().into() };
+        if body.len() > ANSWER_BYTES_MAX {
+            return Err(Code::ResourceExhausted);
+        }
+    }
+    let trailers = stream.trailers().await.map_err(|error| code(&error))?.unwrap_or_default();
+    Ok(WholeAnswer { code: status(&trailers), body })
+}
+
+/// The error code of an answer that ends with its header.
+fn refusal(answered: StatusCode, headers: &HeaderMap) -> Option<Code> {
+    match (answered.as_u16(), status(headers)) {
+        (200, Some(Code::Ok) | None) => None,
+        (_, Some(code)) => Some(code),
+        (404, None) => Some(Code::Unimplemented),
+        (429 | 502 | 503 | 504, None) => Some(Code::Unavailable),
+        (_, None) => Some(Code::Unknown),
+    }
+}
+
+fn status(headers: &HeaderMap) -> Option<Code> {
+    headers.get("grpc-status").map(|code| Code::from_bytes(code.as_bytes()))
+}
+
+fn code(error: &h2::Error) -> Code {
+    match error.reason() {
+        Some(Reason::CANCEL) => Code::Cancelled,
+        Some(Reason::ENHANCE_YOUR_CALM) => Code::ResourceExhausted,
+        Some(Reason::PROTOCOL_ERROR | Reason::INTERNAL_ERROR | Reason::FLOW_CONTROL_ERROR) => Code::Internal,
+        Some(_) | None => Code::Unavailable,
+    }
+}

@@ -1,0 +1,73 @@
+//! `tollgate bench`: generates load on a rate limit server, Tollgate or another, in a closed or an open loop.
+
+use std::{
+    io::{IsTerminal, stderr},
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::{ArgMatches, Command};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{MissedTickBehavior, interval},
+};
+
+use crate::{bench::report::BenchReport, command::block_on, target};
+
+mod client;
+pub(super) mod flags;
+mod frame;
+pub(super) mod keys;
+mod report;
+mod run;
+pub(super) mod schedule;
+mod stats;
+
+pub(super) fn command() -> Command {
+    flags::command()
+}
+
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
+    let run = flags::run(matches)?;
+    let target = target::from_matches(matches)?;
+    let to = target.to.clone();
+    let measured = block_on(async {
+        let route = client::Route::new(target, run.request_timeout)?;
+        measure(run, route).await
+    });
+    let report = measured.map_err(|why| format!("no answer from {to}: {why}"))?;
+    let text = if matches.get_flag("json") { report.json().to_string() } else { report.text() };
+    Ok((text, if report.answered() { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
+}
+
+/// Runs to the end, or until a signal arrives.
+async fn measure(run: run::Run, route: client::Route) -> Result<BenchReport, String> {
+    let signals = |kind| signal(kind).map_err(|error| error.to_string());
+    let mut interrupt = signals(SignalKind::interrupt())?;
+    let mut terminate = signals(SignalKind::terminate())?;
+    let callers = run.callers;
+    let load_model = run.load_model.clone();
+    let mut running = tokio::select! {
+        running = run.start(route) => running?,
+        _ = interrupt.recv() => return Err("interrupted".to_owned()),
+        _ = terminate.recv() => return Err("interrupted".to_owned()),
+    };
+    let shows_progress = stderr().is_terminal();
+    let mut second = interval(Duration::from_secs(1));
+    second.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = running.ended() => break,
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+            _ = second.tick(), if shows_progress => {
+                // Return to the beginning of the line and clear it.
+                eprint!("\r\x1b[2K{}", BenchReport::new(callers, &load_model, &running).line());
+            }
+        }
+    }
+    if shows_progress {
+        eprint!("\r\x1b[2K");
+    }
+    Ok(BenchReport::new(callers, &load_model, &running))
+}

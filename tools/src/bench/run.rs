@@ -1,0 +1,271 @@
+//! One run of the benchmark: callers, requests and measurements.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
+    thread,
+    time::Duration,
+};
+
+use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
+use tollgate_counter::time::Stopwatch;
+use tonic::Code;
+
+use crate::bench::{
+    client::{self, BenchClient, Route},
+    frame::{AnswerKind, BenchCall, FrameTemplate, RequestContent},
+    keys::{HitDistribution, Keys},
+    schedule::{MeasuredSpan, Schedule},
+    stats::{BenchStats, LATE},
+};
+
+/// Permits for every caller to find that the run has ended.
+const PERMITS_AT_END: usize = Semaphore::MAX_PERMITS / 2;
+
+/// The number of callers; each has one open request at a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallerCount {
+    pub connections: usize,
+    /// On each connection.
+    pub streams: usize,
+}
+
+/// The content of requests.
+pub(super) enum BenchTraffic {
+    /// Requests for decisions.
+    Decisions { template: FrameTemplate, keys: Keys, hits: HitDistribution },
+    /// Calls in turn, at least one; `next` is the index of the next one.
+    Calls { calls: Vec<BenchCall>, next: usize },
+}
+
+impl BenchTraffic {
+    fn next(&mut self) -> RequestContent {
+        match self {
+            Self::Decisions { template, keys, hits } => {
+                RequestContent::Decision(template.fill(keys.next(), hits.next()))
+            }
+            Self::Calls { calls, next } => {
+                let call = calls[*next].clone();
+                *next = (*next + 1) % calls.len();
+                RequestContent::Call(call)
+            }
+        }
+    }
+}
+
+/// The load model: when requests are sent.
+#[derive(Clone)]
+pub(super) enum LoadModel {
+    /// Closed loop: a caller sends its next request after the answer to the previous one.
+    Closed,
+    /// Open loop: requests are sent on schedule, regardless of answers.
+    Open(Schedule),
+}
+
+/// A run that has not started.
+pub(super) struct Run {
+    pub callers: CallerCount,
+    pub span: MeasuredSpan,
+    /// The timeout of a request, from when it was due (open loop) or sent (closed loop).
+    pub request_timeout: Duration,
+    pub load_model: LoadModel,
+    pub traffic: BenchTraffic,
+}
+
+/// The state that callers share.
+struct RunState {
+    stopwatch: Stopwatch,
+    span: MeasuredSpan,
+    request_timeout: Duration,
+    next: Mutex<NextRequest>,
+    stats: Mutex<BenchStats>,
+    // Open loop: the number of requests due and not sent; `PERMITS_AT_END` after the last one.
+    due: Semaphore,
+}
+
+/// The state that determines the next request.
+struct NextRequest {
+    traffic: BenchTraffic,
+    load_model: LoadModel,
+    measured: u64,
+}
+
+/// A request to send.
+struct BenchRequest {
+    content: RequestContent,
+    /// The instant from which its latency is measured.
+    from: Duration,
+    measured: bool,
+}
+
+/// A run in progress. Dropping it ends the run.
+pub(super) struct Running {
+    shared: Arc<RunState>,
+    callers: JoinSet<()>,
+    // Owned here, so that connections end with the run.
+    _reconnectors: JoinSet<()>,
+    pacer: Option<Pacer>,
+}
+
+impl Run {
+    /// Opens all connections, then starts.
+    pub(super) async fn start(self, route: Route) -> Result<Running, String> {
+        let route = Arc::new(route);
+        let mut clients = Vec::new();
+        let mut reconnectors = JoinSet::new();
+        for _ in 0..self.callers.connections {
+            let (client, reconnector) = client::open(route.clone()).await?;
+            clients.push(client);
+            reconnectors.spawn(reconnector.run());
+        }
+        let shared = Arc::new(RunState {
+            stopwatch: Stopwatch::start(),
+            span: self.span,
+            request_timeout: self.request_timeout,
+            next: Mutex::new(NextRequest {
+                traffic: self.traffic,
+                load_model: self.load_model.clone(),
+                measured: 0,
+            }),
+            stats: Mutex::new(BenchStats::new()),
+            due: Semaphore::new(0),
+        });
+        let mut callers = JoinSet::new();
+        // Interleaves connections, because the caller that has waited longest sends next.
+        for _ in 0..self.callers.streams {
+            for client in &clients {
+                callers.spawn(shared.clone().call(client.clone()));
+            }
+        }
+        let pacer = match self.load_model {
+            LoadModel::Closed => None,
+            LoadModel::Open(schedule) => Some(Pacer::start(shared.clone(), schedule)),
+        };
+        Ok(Running { shared, callers, _reconnectors: reconnectors, pacer })
+    }
+}
+
+impl Running {
+    /// Waits until all requests have ended.
+    pub(super) async fn ended(&mut self) {
+        while self.callers.join_next().await.is_some() {}
+    }
+
+    /// The stats so far.
+    pub(super) fn stats(&self) -> MutexGuard<'_, BenchStats> {
+        self.shared.stats()
+    }
+
+    /// The time since the measured part began; zero before.
+    pub(super) fn measured(&self) -> Duration {
+        self.shared.stopwatch.elapsed().saturating_sub(self.shared.span.warmup)
+    }
+
+    /// Open loop: the number of measured requests due by now, sent or not.
+    pub(super) fn due(&self) -> Option<u64> {
+        self.pacer.as_ref()?;
+        let now = self.shared.stopwatch.elapsed();
+        let waiting = match &lock(&self.shared.next).load_model {
+            LoadModel::Closed => 0,
+            LoadModel::Open(rest) => {
+                let due = rest.clone().take_while(|instant| *instant <= now);
+                due.filter(|instant| self.shared.span.warmup <= *instant).count()
+            }
+        };
+        Some(self.stats().sent + waiting as u64)
+    }
+}
+
+impl RunState {
+    async fn call(self: Arc<Self>, mut client: BenchClient) {
+        while let Some(request) = self.next().await {
+            let left =
+                self.request_timeout.saturating_sub(self.stopwatch.elapsed().saturating_sub(request.from));
+            // A request that has timed out before it is sent is not sent.
+            let outcome =
+                if left.is_zero() { None } else { timeout(left, client.call(request.content)).await.ok() };
+            if request.measured {
+                let outcome = outcome.unwrap_or(AnswerKind::Failed(Code::DeadlineExceeded));
+                self.stats().end(outcome, self.stopwatch.elapsed().saturating_sub(request.from));
+            }
+        }
+    }
+
+    /// The next request, when it is time to send it; `None` at the end of the run.
+    async fn next(&self) -> Option<BenchRequest> {
+        if matches!(lock(&self.next).load_model, LoadModel::Open(_)) {
+            self.due.acquire().await.ok()?.forget();
+        }
+        let now = self.stopwatch.elapsed();
+        let request = lock(&self.next).request(&self.span, now)?;
+        let mut stats = self.stats();
+        if request.measured {
+            stats.sent += 1;
+            stats.late += u64::from(now.saturating_sub(request.from) > LATE);
+        } else {
+            stats.warmup += 1;
+        }
+        Some(request)
+    }
+
+    fn stats(&self) -> MutexGuard<'_, BenchStats> {
+        lock(&self.stats)
+    }
+}
+
+impl NextRequest {
+    fn request(&mut self, span: &MeasuredSpan, now: Duration) -> Option<BenchRequest> {
+        let end = span.end().unwrap_or(Duration::MAX);
+        let from = match &mut self.load_model {
+            LoadModel::Closed if end <= now => return None,
+            LoadModel::Closed => now,
+            // The last request due may be sent slightly after the end; a backlog may not.
+            LoadModel::Open(_) if end.saturating_add(LATE) <= now => return None,
+            LoadModel::Open(schedule) => schedule.next()?,
+        };
+        let measured = span.warmup <= from;
+        if measured {
+            if span.requests.is_some_and(|requests| requests <= self.measured) {
+                return None;
+            }
+            self.measured += 1;
+        }
+        Some(BenchRequest { content: self.traffic.next(), from, measured })
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic leaves valid counts: they are consistent at any time.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Releases requests when they are due. A thread, because the runtime's timers have millisecond resolution.
+struct Pacer {
+    // Dropping it ends the thread.
+    _stop: mpsc::Sender<()>,
+}
+
+impl Pacer {
+    fn start(shared: Arc<RunState>, schedule: Schedule) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        thread::spawn(move || {
+            for instant in schedule {
+                loop {
+                    let wait = instant.saturating_sub(shared.stopwatch.elapsed());
+                    if wait.is_zero() {
+                        break;
+                    }
+                    if stopped.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected) {
+                        return;
+                    }
+                }
+                shared.due.add_permits(1);
+            }
+            // Wakes the waiting callers, which find that the run has ended.
+            shared.due.add_permits(PERMITS_AT_END);
+        });
+        Self { _stop: stop }
+    }
+}

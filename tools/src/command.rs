@@ -1,0 +1,102 @@
+//! What the commands have in common: their runtime, the end of their help, what they print, and their exit codes.
+
+use std::{
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+#[cfg(any(test, feature = "testing"))]
+use clap::Command;
+use tokio::runtime;
+use tollgate_counter::printable;
+
+/// The exit code for a request over its limit.
+pub(super) const OVER_LIMIT: u8 = 2;
+/// The exit code of a command that finds differences or faults, for which 1 means that there are some.
+pub(super) const FAILURE: u8 = 2;
+
+/// Runs a command that waits for a server.
+pub(super) fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+    let runtime = runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| error.to_string())?.block_on(work)
+}
+
+/// The end of a command's help: command lines that work as they are, beside the files that they name.
+pub fn examples(command_lines: &[&str]) -> String {
+    let lines = command_lines.iter().map(|line| format!("\n  {line}"));
+    format!("Examples:{}", lines.collect::<String>())
+}
+
+/// The words of each example in the help of a command, as a shell reads them up to a pipe or a redirection.
+#[cfg(any(test, feature = "testing"))]
+pub fn examples_of(command: &Command) -> Vec<Vec<String>> {
+    let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let help = help.replace("\\\n", "");
+    let lines = help.lines().filter_map(|line| line.strip_prefix("  "));
+    lines.map(words).collect()
+}
+
+/// Single quotes keep what is between them in one word.
+#[cfg(any(test, feature = "testing"))]
+fn words(line: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut is_quoted = false;
+    for character in line.trim().chars() {
+        match character {
+            '\'' => is_quoted = !is_quoted,
+            ' ' if !is_quoted => words.push(String::new()),
+            '|' | '>' if !is_quoted => {
+                words.pop();
+                break;
+            }
+            other => words.last_mut().expect("there is always a word").push(other),
+        }
+    }
+    words.retain(|word| !word.is_empty());
+    words
+}
+
+/// Prints what a command has found, or why it has found nothing.
+pub(super) fn report(found: Result<(String, ExitCode), String>) -> ExitCode {
+    match found {
+        Ok((text, code)) => print_line(text, code),
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes to the standard output, and returns whether that worked. A reader that has closed it is an error and no panic.
+pub fn print(bytes: &[u8]) -> ExitCode {
+    let mut output = io::stdout().lock();
+    match output.write_all(bytes).and_then(|()| output.flush()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("cannot write the output: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// JSON with hidden characters in the escapes of JSON, for a terminal.
+pub(super) fn printable_json(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for character in json.chars() {
+        if printable::is_hidden(character) {
+            for unit in character.encode_utf16(&mut [0; 2]) {
+                text += &format!("\\u{unit:04x}");
+            }
+        } else {
+            text.push(character);
+        }
+    }
+    text
+}
+
+/// Prints `text` and ends its line. Returns `code` unless it cannot be written.
+pub(super) fn print_line(mut text: String, code: ExitCode) -> ExitCode {
+    text.push('\n');
+    let printed = print(text.as_bytes());
+    if printed == ExitCode::SUCCESS { code } else { printed }
+}

@@ -1,0 +1,85 @@
+//! `tollgate diff`: which limits change for which descriptors between two sets of rule files.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
+use serde_json::json;
+
+use crate::command::{FAILURE, examples, print};
+
+mod compare;
+mod difference;
+mod keys;
+
+use difference::Difference;
+
+/// The name of the command.
+pub(super) const NAME: &str = "diff";
+
+/// The exit code if the rules differ.
+const DIFFERENT: u8 = 1;
+
+pub(super) fn command() -> Command {
+    let path = |name: &'static str, help: &'static str| {
+        Arg::new(name)
+            .value_name(name.to_uppercase())
+            .required(true)
+            .value_parser(value_parser!(PathBuf))
+            .value_hint(ValueHint::AnyPath)
+            .help(help)
+    };
+    Command::new(NAME)
+        .about(
+            "Show which limits change for which descriptors between two sets of rules; exits 0 if none does, 1 if any does, 2 on errors",
+        )
+        .after_help(examples(&["tollgate diff rules.yaml new.yaml"]))
+        .arg(path("old", "Rule file, or directory of rule files, that is active"))
+        .arg(path("new", "Rule file, or directory of rule files, that replaces it"))
+        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the differences as JSON"))
+}
+
+pub(super) fn run(matches: &ArgMatches) -> ExitCode {
+    let load = |name: &str| tollgate_rules::load(matches.get_one::<PathBuf>(name).expect("clap requires it"));
+    let (old, new) = match (load("old"), load("new")) {
+        (Ok(old), Ok(new)) => (old, new),
+        (old, new) => {
+            for problems in [old.err(), new.err()].into_iter().flatten() {
+                eprintln!("{problems}");
+            }
+            return ExitCode::from(FAILURE);
+        }
+    };
+    let old_hash = old.hash().to_owned();
+    let new_hash = new.hash().to_owned();
+    let differences = compare::differences(old, new);
+    let text = if matches.get_flag("json") {
+        json!({
+            "equal": differences.is_empty(),
+            "old": old_hash,
+            "new": new_hash,
+            "differences": differences,
+        })
+        .to_string()
+    } else {
+        readable(&differences, old_hash == new_hash)
+    };
+    let printed = print((text + "\n").as_bytes());
+    match (printed == ExitCode::SUCCESS, differences.is_empty()) {
+        (false, _) => ExitCode::from(FAILURE),
+        (true, true) => ExitCode::SUCCESS,
+        (true, false) => ExitCode::from(DIFFERENT),
+    }
+}
+
+fn readable(differences: &[Difference], is_same_content: bool) -> String {
+    match differences {
+        [] if is_same_content => "equal: the same content".to_owned(),
+        [] => "equal: no limit changes for any descriptor".to_owned(),
+        _ => {
+            let parts: Vec<_> = differences.iter().map(ToString::to_string).collect();
+            let number = parts.len();
+            let s = if parts.len() == 1 { "" } else { "s" };
+            format!("{}\n\n{number} difference{s}", parts.join("\n\n"))
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! The rate limit filters and clusters in the configuration of an Envoy.
+
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use serde_json::{Map, Value};
+use tollgate_counter::files;
+use tollgate_rules::yaml;
+use tollgate_wire::finding::{DoctorFinding, listed};
+
+use crate::doctor::{
+    fields::{field, message, text},
+    optional_entries::OptionalEntries,
+    quotas::Quotas,
+};
+
+/// The maximum size of a configuration, in bytes. A config dump of a large mesh has some ten megabytes.
+const FILE_BYTES_MAX: u64 = 256 * 1024 * 1024;
+/// How long Envoy waits for an answer unless the filter has a timeout.
+const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
+/// A timeout above which an outage of the server delays every request noticeably.
+const TIMEOUT_MAX: Duration = Duration::from_secs(1);
+
+/// What a configuration says about rate limits.
+#[derive(Debug, Default)]
+pub(super) struct Config {
+    filters: Vec<RateLimitFilter>,
+    clusters: BTreeMap<String, Protocol>,
+    optional_entries: OptionalEntries,
+    quotas: Quotas,
+}
+
+/// A rate limit filter, for HTTP or for TCP.
+#[derive(Debug, PartialEq, Eq)]
+struct RateLimitFilter {
+    domain: String,
+    /// `None` for the default.
+    timeout: Option<Duration>,
+    denies_on_failure: bool,
+    /// The name of the Envoy cluster; `None` for a client that is not `envoy_grpc`.
+    cluster: Option<String>,
+    transport_api_version: String,
+}
+
+/// What an Envoy cluster speaks to its hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protocol {
+    Http2,
+    Other,
+}
+
+impl Config {
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let named = |why: String| format!("--envoy: {}: {why}", path.display());
+        let bytes = files::read(path, FILE_BYTES_MAX).map_err(|error| named(error.to_string()))?;
+        Self::parse(&bytes).map_err(named)
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let mut config = Self::default();
+        match serde_json::from_slice::<Value>(bytes) {
+            Ok(value) => config.add(&value),
+            Err(error) if bytes.trim_ascii_start().starts_with(b"{") => {
+                return Err(format!("this is not JSON: {error}"));
+            }
+            Err(_) => {
+                let stream = yaml::load(bytes);
+                if let Some(problem) = stream.problems.first() {
+                    let yaml::Mark { line, column } = problem.mark;
+                    return Err(format!("{line}:{column}: {}", problem.what));
+                }
+                // Numbers that JSON cannot hold are in no field that is read here.
+                let values = stream.documents.iter().map(|document| document.to_json(&mut Vec::new()));
+                values.for_each(|value| config.add(&value));
+            }
+        }
+        Ok(config)
+    }
+
+    /// Adds what `value` and everything in it say. The depth of a value is bounded by its parser.
+    fn add(&mut self, value: &Value) {
+        match value {
+            Value::Array(items) => items.iter().for_each(|item| self.add(item)),
+            Value::Object(fields) => {
+                if field(fields, "rate_limit_service").is_some_and(Value::is_object) {
+                    let filter = RateLimitFilter::from_fields(fields);
+                    // A config dump repeats a filter for each listener.
+                    if !self.filters.contains(&filter) {
+                        self.filters.push(filter);
+                    }
+                }
+                if let Some(name) = cluster_name(fields) {
+                    self.clusters.insert(name, protocol(fields));
+                }
+                self.optional_entries.add(fields);
+                self.quotas.add(fields);
+                fields.values().for_each(|value| self.add(value));
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+        }
+    }
+
+    /// Findings for a server with these domains; `delays` says whether a rule may delay requests.
+    pub(super) fn findings(&self, domains: &[String], delays: bool) -> Vec<DoctorFinding> {
+        if self.filters.is_empty() && !self.quotas.has_filter() {
+            return vec![DoctorFinding::warning(
+                "envoy_without_filter",
+                "the Envoy configuration has no rate limit filter: no request is limited",
+                "add envoy.filters.http.ratelimit with a rate_limit_service; docs/envoy.md shows it",
+            )];
+        }
+        let of_filters = self.filters.iter().flat_map(|filter| self.of_filter(filter, domains, delays));
+        of_filters.chain(self.optional_entries.findings()).chain(self.quotas.findings(domains)).collect()
+    }
+
+    /// The finding that a filter lets requests pass whose call fails. Clients can cause such a failure if they write
+    /// values.
+    fn failure_mode_finding(&self, domain: &str) -> DoctorFinding {
+        let id = "envoy_failure_mode";
+        let passes =
+            format!("the filter of domain {domain:?} lets every request pass while no server answers");
+        let repair = "set failure_mode_deny: true if a limit must hold during an outage; leave it if availability matters more";
+        let written = self.optional_entries.written_by_clients();
+        if written.len() == 0 {
+            return DoctorFinding::advice(id, format!("{passes} (failure_mode_deny: false)"), repair);
+        }
+        DoctorFinding::warning(
+            id,
+            format!(
+                "{passes}, and each request whose call ends with an error (failure_mode_deny: false); clients write values of its descriptors, and so decide how large the call is: {}",
+                listed(written)
+            ),
+            format!(
+                "{repair}. Otherwise keep max_request_headers_kb times the number of such values below 4 MiB: docs/hardening.md"
+            ),
+        )
+    }
+
+    fn of_filter(&self, filter: &RateLimitFilter, domains: &[String], delays: bool) -> Vec<DoctorFinding> {
+        let domain = &filter.domain;
+        let mut findings = Vec::new();
+        if !domains.contains(domain) {
+            findings.push(DoctorFinding::warning(
+                "envoy_unknown_domain",
+                format!("the filter names the domain {domain:?}, which no rules have: its requests pass"),
+                format!(
+                    "set its `domain` to one of the rules, or add rules for it; the rules have {}",
+                    listed(domains.iter().map(|domain| format!("{domain:?}")))
+                ),
+            ));
+        }
+        if !filter.denies_on_failure {
+            findings.push(self.failure_mode_finding(domain));
+        }
+        findings.extend(filter.timeout_finding(delays));
+        if filter.transport_api_version != "V3" {
+            findings.push(DoctorFinding::error(
+                "envoy_transport_api_version",
+                format!("the filter of domain {domain:?} does not ask with version 3 of the protocol"),
+                "set transport_api_version: V3 in its rate_limit_service",
+            ));
+        }
+        let Some(cluster) = &filter.cluster else { return findings };
+        match self.clusters.get(cluster) {
+            Some(Protocol::Http2) => {}
+            Some(Protocol::Other) => findings.push(DoctorFinding::error(
+                "envoy_cluster_without_http2",
+                format!("the Envoy cluster {cluster:?} does not speak HTTP/2, which gRPC needs: every call fails"),
+                "add explicit_http_config with http2_protocol_options to its typed_extension_protocol_options",
+            )),
+            None => findings.push(DoctorFinding::warning(
+                "envoy_cluster_missing",
+                format!("the Envoy cluster {cluster:?}, which the filter of domain {domain:?} asks, is not in the file"),
+                "add the cluster, unless a control plane delivers it",
+            )),
+        }
+        findings
+    }
+}
+
+impl RateLimitFilter {
+    fn from_fields(fields: &Map<String, Value>) -> Self {
+        let service = message(fields, "rate_limit_service");
+        let grpc = service.and_then(|service| message(service, "grpc_service"));
+        let cluster = grpc.and_then(|grpc| message(grpc, "envoy_grpc"));
+        Self {
+            domain: text(fields, "domain").unwrap_or_default(),
+            timeout: text(fields, "timeout").and_then(|text| duration(&text)),
+            denies_on_failure: field(fields, "failure_mode_deny").and_then(Value::as_bool).unwrap_or(false),
+            cluster: cluster.and_then(|cluster| text(cluster, "cluster_name")),
+            // The default of the field, which means version 2.
+            transport_api_version: service
+                .and_then(|service| text(service, "transport_api_version"))
+                .unwrap_or_else(|| "AUTO".to_owned()),
+        }
+    }
+
+    fn timeout_finding(&self, delays: bool) -> Option<DoctorFinding> {
+        let timeout = self.timeout.unwrap_or(TIMEOUT_DEFAULT);
+        let domain = &self.domain;
+        let millis = timeout.as_millis();
+        if timeout <= TIMEOUT_DEFAULT && delays {
+            return Some(DoctorFinding::warning(
+                "envoy_timeout",
+                format!(
+                    "the filter of domain {domain:?} waits {millis} ms for an answer, and a rule with leaky_queue holds answers back for longer"
+                ),
+                "set `timeout` of the filter above the longest delay of the rules",
+            ));
+        }
+        if timeout > TIMEOUT_MAX && !delays {
+            return Some(DoctorFinding::advice(
+                "envoy_timeout",
+                format!(
+                    "the filter of domain {domain:?} waits {millis} ms for an answer: while no server answers, each request waits as long"
+                ),
+                "lower `timeout` of the filter, for example to 0.1s",
+            ));
+        }
+        self.timeout.is_none().then(|| {
+            DoctorFinding::advice(
+                "envoy_timeout",
+                format!("the filter of domain {domain:?} has no timeout: Envoy waits {millis} ms, and treats a later answer as a failure"),
+                "set `timeout` of the filter to what a request may wait",
+            )
+        })
+    }
+}
+
+/// The name, if these are the fields of a cluster.
+fn cluster_name(fields: &Map<String, Value>) -> Option<String> {
+    let has = |name| field(fields, name).is_some();
+    let is_cluster =
+        ["load_assignment", "connect_timeout", "eds_cluster_config", "lb_policy"].into_iter().any(has);
+    let name = field(fields, "name")?.as_str()?;
+    is_cluster.then(|| name.to_owned())
+}
+
+fn protocol(cluster: &Map<String, Value>) -> Protocol {
+    let options = field(cluster, "typed_extension_protocol_options").into_iter();
+    let options = options.filter_map(Value::as_object).flat_map(|extensions| extensions.values());
+    let kinds = ["explicit_http_config", "auto_config", "use_downstream_protocol_config"];
+    let is_http2 = options.filter_map(Value::as_object).any(|options| {
+        let chosen = kinds.into_iter().filter_map(|kind| field(options, kind)?.as_object());
+        chosen.into_iter().any(|chosen| field(chosen, "http2_protocol_options").is_some())
+    });
+    // The field of Envoy 1.16 and before still works.
+    if is_http2 || field(cluster, "http2_protocol_options").is_some() {
+        Protocol::Http2
+    } else {
+        Protocol::Other
+    }
+}
+
+/// A duration in the JSON form of Protocol Buffers: seconds with an `s`.
+fn duration(text: &str) -> Option<Duration> {
+    Duration::try_from_secs_f64(text.strip_suffix('s')?.parse().ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOOTSTRAP: &str = "
+static_resources:
+  listeners:
+  - filter_chains:
+    - filters:
+      - typed_config:
+          http_filters:
+          - name: envoy.filters.http.ratelimit
+            typed_config:
+              domain: edge
+              timeout: 0.1s
+              failure_mode_deny: true
+              rate_limit_service:
+                transport_api_version: V3
+                grpc_service: {envoy_grpc: {cluster_name: tollgate}}
+  clusters:
+  - name: tollgate
+    connect_timeout: 1s
+    typed_extension_protocol_options:
+      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
+        explicit_http_config: {http2_protocol_options: {}}
+";
+
+    const OPTIONAL_HEADER: &str = "
+  routes:
+  - virtual_hosts:
+    - rate_limits:
+      - actions:
+        - request_headers: {header_name: x-user, descriptor_key: user}
+  clusters:
+";
+
+    /// The ids of the findings after a part of the bootstrap is replaced.
+    fn ids(part: &str, by: &str, delays: bool) -> Vec<String> {
+        assert!(BOOTSTRAP.contains(part), "{part}");
+        let config = Config::parse(BOOTSTRAP.replace(part, by).as_bytes()).unwrap();
+        config.findings(&["edge".to_owned()], delays).into_iter().map(|finding| finding.id).collect()
+    }
+
+    #[test]
+    fn bootstrap_without_faults_has_no_findings() {
+        assert!(ids("domain: edge", "domain: edge", false).is_empty());
+    }
+
+    #[test]
+    fn each_fault_of_a_bootstrap_is_found() {
+        for (part, by, id) in [
+            ("domain: edge", "domain: other", "envoy_unknown_domain"),
+            ("failure_mode_deny: true", "failure_mode_deny: false", "envoy_failure_mode"),
+            ("timeout: 0.1s", "stage: 0", "envoy_timeout"),
+            ("timeout: 0.1s", "timeout: 5s", "envoy_timeout"),
+            ("transport_api_version: V3", "transport_api_version: V2", "envoy_transport_api_version"),
+            ("                transport_api_version: V3\n", "", "envoy_transport_api_version"),
+            ("http2_protocol_options", "http_protocol_options", "envoy_cluster_without_http2"),
+            ("cluster_name: tollgate", "cluster_name: other", "envoy_cluster_missing"),
+            ("rate_limit_service", "ext_authz_service", "envoy_without_filter"),
+            ("  clusters:\n", OPTIONAL_HEADER, "envoy_optional_entry"),
+        ] {
+            assert_eq!(ids(part, by, false), [id], "{by}");
+        }
+        assert_eq!(ids("timeout: 0.1s", "timeout: 0.02s", true), ["envoy_timeout"]);
+    }
+
+    #[test]
+    fn failure_mode_is_a_warning_if_clients_write_values() {
+        let open = BOOTSTRAP.replace("failure_mode_deny: true", "failure_mode_deny: false");
+        let found = |text: &str| {
+            let findings = Config::parse(text.as_bytes()).unwrap().findings(&["edge".to_owned()], false);
+            let of_mode = findings.into_iter().find(|finding| finding.id == "envoy_failure_mode").unwrap();
+            (of_mode.level.name(), of_mode.what)
+        };
+        assert_eq!(found(&open).0, "advice");
+        for header in ["x-user", "\":authority\""] {
+            let limits = OPTIONAL_HEADER.replace("x-user", header);
+            let (level, what) = found(&open.replace("  clusters:\n", &limits));
+            assert_eq!(level, "warning");
+            assert!(what.ends_with(&format!(": header \"{}\"", header.trim_matches('"'))), "{what}");
+        }
+    }
+
+    #[test]
+    fn names_of_json_are_read_too() {
+        let filter = r#"{"domain": "edge", "failureModeDeny": true, "timeout": "0.100s", "rateLimitService":
+            {"transportApiVersion": "V3", "grpcService": {"envoyGrpc": {"clusterName": "t"}}}}"#;
+        let cluster = r#"{"cluster": {"name": "t", "connectTimeout": "1s", "http2ProtocolOptions": {}}}"#;
+        let dump = format!(r#"{{"configs": [{{"x": {filter}}}, {{"y": {filter}}}, {{"z": [{cluster}]}}]}}"#);
+        let config = Config::parse(dump.as_bytes()).unwrap();
+        assert_eq!(config.filters.len(), 1, "equal filters are one");
+        assert_eq!(config.findings(&["edge".to_owned()], false), []);
+    }
+
+    #[test]
+    fn unreadable_file_is_an_error_with_its_place() {
+        assert!(Config::parse(b"{\"a\": ").unwrap_err().contains("line 1"));
+        let why = Config::parse(b"a: b\na: c\n").unwrap_err();
+        assert!(why.starts_with("2:1: "), "{why}");
+    }
+}

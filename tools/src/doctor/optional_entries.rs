@@ -1,0 +1,269 @@
+//! Descriptors that Envoy does not send for a request that lacks a header or a query parameter.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+use tollgate_wire::finding::{DoctorFinding, listed};
+
+use crate::doctor::fields::{field, message, text};
+
+/// The id of the findings.
+const ID: &str = "envoy_optional_entry";
+/// Headers without which Envoy accepts no request.
+const REQUIRED_HEADERS: [&str; 5] = [":authority", ":method", ":path", ":scheme", "host"];
+/// Actions whose entry every request has.
+const CERTAIN_ACTIONS: [&str; 5] =
+    ["generic_key", "source_cluster", "destination_cluster", "remote_address", "masked_remote_address"];
+
+/// What clients can leave out of their requests to avoid a limit.
+#[derive(Debug, Default)]
+pub(super) struct OptionalEntries {
+    /// Without these, no descriptor of the same `rate_limits` is certain.
+    alone: BTreeSet<String>,
+    /// Without these, another descriptor of the same `rate_limits` is still sent.
+    with_others: BTreeSet<String>,
+    /// Headers and query parameters whose values are sent, as clients write them.
+    written_by_clients: BTreeSet<String>,
+}
+
+/// An item of `rate_limits`, which makes one descriptor.
+#[derive(Debug)]
+struct RateLimitItem<'v> {
+    stage: u64,
+    /// Whether it is sent before the request passes.
+    decides: bool,
+    actions: Vec<EntryAction<'v>>,
+}
+
+/// An action, which makes one entry.
+#[derive(Debug)]
+struct EntryAction<'v> {
+    /// The key of its entry, or its own name.
+    key: &'v str,
+    /// The header or the query parameter whose value it sends.
+    part: Option<String>,
+    presence: EntryPresence,
+}
+
+/// Which requests have the entry of an action.
+#[derive(Debug, PartialEq, Eq)]
+enum EntryPresence {
+    Always,
+    /// Requests with its part have the entry. Other requests have no descriptor, or with `is_skipped` the descriptor
+    /// without the entry.
+    WithPart {
+        is_skipped: bool,
+    },
+    /// Whether a request has the entry depends on more than a header.
+    Unknown,
+}
+
+impl OptionalEntries {
+    /// Adds those in the `rate_limits` of a message.
+    pub(super) fn add(&mut self, fields: &Map<String, Value>) {
+        let is_local = text(fields, "@type").is_some_and(|kind| kind.ends_with(".LocalRateLimit"));
+        let Some(Value::Array(items)) = field(fields, "rate_limits").filter(|_| !is_local) else { return };
+        let limits: Vec<_> =
+            items.iter().filter_map(|item| RateLimitItem::from_fields(item.as_object()?)).collect();
+        for limit in &limits {
+            let stays = |other: &RateLimitItem<'_>| other.stage == limit.stage && other.is_certain();
+            let found = if limits.iter().any(stays) { &mut self.with_others } else { &mut self.alone };
+            found.extend(limit.avoided_without().map(|part| format!("{part} of {}", limit.descriptor())));
+            self.written_by_clients.extend(limit.actions.iter().filter_map(|action| action.part.clone()));
+        }
+    }
+
+    /// The headers and query parameters whose values are sent, as clients write them.
+    pub(super) fn written_by_clients(&self) -> impl ExactSizeIterator<Item = String> {
+        self.written_by_clients.iter().cloned()
+    }
+
+    pub(super) fn findings(&self) -> Vec<DoctorFinding> {
+        let mut findings = Vec::new();
+        if !self.alone.is_empty() {
+            findings.push(DoctorFinding::warning(
+                ID,
+                format!(
+                    "a request without these has no descriptor with a limit, and no other one of the same rate_limits is sent for every request: {}",
+                    listed(self.alone.iter().cloned())
+                ),
+                "add a descriptor that every request has, for example of remote_address, or set skip_if_absent: true after a generic_key and write a rule for the entries that are left",
+            ));
+        }
+        if !self.with_others.is_empty() {
+            findings.push(DoctorFinding::advice(
+                ID,
+                format!(
+                    "a request without these has one descriptor less, and avoids its limit; others of the same rate_limits are still sent: {}",
+                    listed(self.with_others.iter().cloned())
+                ),
+                "set skip_if_absent: true after a generic_key and write a rule for the entries that are left, if clients must not avoid the limit",
+            ));
+        }
+        findings
+    }
+}
+
+impl<'v> RateLimitItem<'v> {
+    fn from_fields(fields: &'v Map<String, Value>) -> Option<Self> {
+        let actions = field(fields, "actions")?.as_array()?.iter();
+        let is_set = |name| field(fields, name).and_then(Value::as_bool).unwrap_or(false);
+        Some(Self {
+            stage: field(fields, "stage").and_then(Value::as_u64).unwrap_or(0),
+            decides: !is_set("apply_on_stream_done"),
+            actions: actions.filter_map(|action| EntryAction::from_fields(action.as_object()?)).collect(),
+        })
+    }
+
+    /// What is missing in a request without this descriptor, or with a descriptor without entries, which no rule
+    /// matches.
+    fn avoided_without(&self) -> impl Iterator<Item = &str> {
+        let is_empty_without =
+            self.actions.iter().all(|action| matches!(action.presence, EntryPresence::WithPart { .. }));
+        self.actions.iter().filter_map(move |action| match &action.presence {
+            EntryPresence::WithPart { is_skipped } if is_empty_without || !is_skipped => {
+                action.part.as_deref()
+            }
+            EntryPresence::Always | EntryPresence::WithPart { .. } | EntryPresence::Unknown => None,
+        })
+    }
+
+    /// Whether each request is decided by a descriptor of this item.
+    fn is_certain(&self) -> bool {
+        let is_known = self.actions.iter().all(|action| action.presence != EntryPresence::Unknown);
+        self.decides && is_known && self.avoided_without().next().is_none()
+    }
+
+    fn descriptor(&self) -> String {
+        self.actions.iter().map(|action| format!("({})", action.key)).collect()
+    }
+}
+
+impl<'v> EntryAction<'v> {
+    fn from_fields(fields: &'v Map<String, Value>) -> Option<Self> {
+        let (name, config) = fields.iter().next()?;
+        let key = config.as_object().and_then(|config| field(config, "descriptor_key")?.as_str());
+        let is = |action: &&str| message(fields, action).is_some();
+        let of_part = part(fields, "request_headers", "header_name", "header")
+            .or_else(|| part(fields, "query_parameters", "query_parameter_name", "query parameter"));
+        let (part, presence) = match of_part {
+            Some((part, presence)) => (Some(part), presence),
+            None if CERTAIN_ACTIONS.iter().any(is) => (None, EntryPresence::Always),
+            None => (None, EntryPresence::Unknown),
+        };
+        Some(Self { key: key.unwrap_or(name), part, presence })
+    }
+}
+
+/// The part of the request that an action sends, whose name is in a field of the action.
+fn part(
+    fields: &Map<String, Value>,
+    action: &str,
+    name: &str,
+    kind: &str,
+) -> Option<(String, EntryPresence)> {
+    let config = message(fields, action)?;
+    let name = text(config, name)?;
+    let is_skipped = field(config, "skip_if_absent").and_then(Value::as_bool).unwrap_or(false);
+    let is_required = REQUIRED_HEADERS.iter().any(|required| name.eq_ignore_ascii_case(required));
+    let presence = if is_required { EntryPresence::Always } else { EntryPresence::WithPart { is_skipped } };
+    Some((format!("{kind} {name:?}"), presence))
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_rules::yaml;
+
+    use super::*;
+
+    const GENERIC: &str = "{generic_key: {descriptor_key: route, descriptor_value: login}}";
+    const HEADER: &str = "{request_headers: {header_name: x-account, descriptor_key: account}}";
+    const SKIPPED: &str =
+        "{request_headers: {header_name: x-account, descriptor_key: account, skip_if_absent: true}}";
+    const QUERY: &str = "{query_parameters: {query_parameter_name: q, descriptor_key: query}}";
+    const ADDRESS: &str = "{actions: [{remote_address: {}}]}";
+
+    /// The level of each finding with what it lists.
+    fn found(message: &str) -> Vec<(&'static str, String)> {
+        let stream = yaml::load(message.as_bytes());
+        assert_eq!(stream.problems, []);
+        let message = stream.documents[0].to_json(&mut Vec::new());
+        let mut entries = OptionalEntries::default();
+        entries.add(message.as_object().unwrap());
+        // A config dump repeats routes.
+        entries.add(message.as_object().unwrap());
+        let findings = entries.findings();
+        assert!(findings.iter().all(|finding| finding.id == ID));
+        let listed = |what: &str| what.rsplit_once(": ").unwrap().1.to_owned();
+        findings.iter().map(|finding| (finding.level.name(), listed(&finding.what))).collect()
+    }
+
+    fn limits(items: &[&str]) -> Vec<(&'static str, String)> {
+        found(&format!("rate_limits: [{}]", items.join(", ")))
+    }
+
+    fn one(action: &str) -> String {
+        format!("{{actions: [{action}]}}")
+    }
+
+    #[test]
+    fn header_that_drops_its_descriptor_is_named() {
+        let account = "header \"x-account\" of (account)".to_owned();
+        assert_eq!(limits(&[&one(HEADER)]), [("warning", account.clone())]);
+        assert_eq!(limits(&[&one(HEADER), ADDRESS]), [("advice", account)]);
+        let nested = "header \"x-account\" of (route)(account)".to_owned();
+        assert_eq!(limits(&[&one(&format!("{GENERIC}, {HEADER}"))]), [("warning", nested)]);
+        let query = "query parameter \"q\" of (query)".to_owned();
+        assert_eq!(limits(&[&one(QUERY)]), [("warning", query)]);
+    }
+
+    #[test]
+    fn skipped_header_is_named_only_if_no_entry_is_left() {
+        assert_eq!(limits(&[&one(&format!("{GENERIC}, {SKIPPED}"))]), []);
+        let account = "header \"x-account\" of (account)".to_owned();
+        assert_eq!(limits(&[&one(SKIPPED)]), [("warning", account)]);
+        let both = "header \"x-account\" of (account)(query), query parameter \"q\" of (account)(query)";
+        let query = QUERY.replace("}}", ", skip_if_absent: true}}");
+        assert_eq!(limits(&[&one(&format!("{SKIPPED}, {query}"))]), [("warning", both.to_owned())]);
+    }
+
+    #[test]
+    fn headers_of_every_request_are_not_named() {
+        for name in REQUIRED_HEADERS {
+            let action = HEADER.replace("x-account", &format!("\"{name}\""));
+            assert_eq!(limits(&[&one(&action)]), [], "{name}");
+        }
+    }
+
+    #[test]
+    fn other_descriptors_count_only_if_they_decide_each_request() {
+        let metadata = one("{metadata: {descriptor_key: a, metadata_key: {key: b}}}");
+        let later = ADDRESS.replace("]}", "], apply_on_stream_done: true}");
+        let other_stage = ADDRESS.replace("]}", "], stage: 1}");
+        for other in [&metadata, &later, &other_stage, &one(QUERY)] {
+            let levels: Vec<_> = limits(&[&one(HEADER), other]).into_iter().map(|(level, _)| level).collect();
+            assert_eq!(levels, ["warning"], "{other}");
+        }
+        let staged = one(HEADER).replace("]}", "], stage: 1}");
+        assert_eq!(limits(&[&staged, &other_stage])[0].0, "advice");
+        assert_eq!(limits(&[&metadata]), []);
+    }
+
+    #[test]
+    fn local_limits_and_other_lists_are_not_read() {
+        let limits = format!("rate_limits: [{}]", one(HEADER));
+        assert_eq!(found(&limits).len(), 1);
+        let kind = "type.googleapis.com/envoy.extensions.filters.http.local_ratelimit.v3.LocalRateLimit";
+        assert_eq!(found(&format!("{{\"@type\": {kind}, {limits}}}")), []);
+        assert_eq!(found("rate_limits: [{other: 1}, 2]"), []);
+    }
+
+    #[test]
+    fn json_names_are_read_too() {
+        let action = r#"{"requestHeaders": {"headerName": "x", "descriptorKey": "k", "skipIfAbsent": true}}"#;
+        let message = |actions: &str| format!(r#"{{"rateLimits": [{{"actions": [{actions}]}}]}}"#);
+        assert_eq!(found(&message(action)), [("warning", "header \"x\" of (k)".to_owned())]);
+        let generic = r#"{"genericKey": {"descriptorValue": "v"}}"#;
+        assert_eq!(found(&message(&format!("{generic}, {action}"))), []);
+    }
+}

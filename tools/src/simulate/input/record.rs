@@ -1,0 +1,255 @@
+//! One line of a log as a record of named fields.
+
+use std::borrow::Cow;
+
+use csv_core::{ReadRecordResult, Reader};
+use serde_json::Value as Json;
+use tollgate_counter::{descriptor, named};
+use tollgate_wire::descriptor_template::Fields;
+
+use crate::simulate::{
+    event::Event,
+    input::{combined::CombinedLine, envoy::AccessLine, instant},
+};
+
+named! {
+    /// A format of recorded traffic.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum FormatName {
+        /// An object in each line.
+        Json = "json",
+        /// Columns, separated by commas.
+        Csv = "csv",
+        /// Envoy's default access log format.
+        Envoy = "envoy",
+        /// The combined access log format of NGINX and Apache.
+        Combined = "combined",
+    }
+}
+
+/// A format, with what it keeps from line to line.
+#[derive(Debug)]
+pub(in crate::simulate) enum RecordFormat {
+    /// To be found by the first line.
+    Unknown,
+    Json,
+    Csv(Columns),
+    Envoy,
+    Combined,
+}
+
+/// The fields of one line.
+#[derive(Debug)]
+pub(super) enum Record<'l> {
+    Json(Json),
+    Columns(&'l Columns),
+    Envoy(AccessLine<'l>),
+    Combined(CombinedLine<'l>),
+}
+
+/// The columns of a CSV file, and the values of one line.
+#[derive(Debug, Default)]
+pub(in crate::simulate) struct Columns {
+    // `None` until the header is read.
+    names: Option<Vec<String>>,
+    text: Vec<u8>,
+    // The end of each value.
+    ends: Vec<usize>,
+}
+
+impl RecordFormat {
+    /// The format with this name; columns have these names, or those of the first line.
+    pub(in crate::simulate) fn new(name: Option<FormatName>, columns: Option<Vec<String>>) -> Self {
+        match name {
+            None if columns.is_none() => Self::Unknown,
+            Some(FormatName::Json) => Self::Json,
+            Some(FormatName::Envoy) => Self::Envoy,
+            Some(FormatName::Combined) => Self::Combined,
+            None | Some(FormatName::Csv) => Self::Csv(Columns { names: columns, ..Columns::default() }),
+        }
+    }
+
+    /// The record of a line; `None` for a header.
+    pub(super) fn read<'l>(&'l mut self, line: &'l str) -> Result<Option<Record<'l>>, String> {
+        if matches!(self, Self::Unknown) {
+            *self = match line.trim_start().as_bytes().first() {
+                Some(b'{') => Self::Json,
+                Some(b'[') => Self::Envoy,
+                Some(_) if CombinedLine::read(line).is_ok() => Self::Combined,
+                Some(_) | None => Self::Csv(Columns::default()),
+            };
+        }
+        match self {
+            Self::Json => match serde_json::from_str(line) {
+                Ok(value @ Json::Object(_)) => Ok(Some(Record::Json(value))),
+                Ok(_) => Err("the line is JSON, but no object".to_owned()),
+                Err(error) => Err(format!("the line is not JSON: {error}")),
+            },
+            Self::Envoy => AccessLine::read(line).map(|line| Some(Record::Envoy(line))),
+            Self::Combined => CombinedLine::read(line).map(|line| Some(Record::Combined(line))),
+            Self::Csv(columns) => {
+                columns.read(line).map(|is_record| is_record.then_some(Record::Columns(columns)))
+            }
+            Self::Unknown => Err("the format is unknown".to_owned()),
+        }
+    }
+}
+
+impl Columns {
+    /// Reads a line; `false` for the header.
+    fn read(&mut self, line: &str) -> Result<bool, String> {
+        // A value has at most as many bytes as the line, and values are separated by a byte each.
+        self.text.resize(line.len() + 1, 0);
+        self.ends.resize(line.len() + 2, 0);
+        let mut reader = Reader::new();
+        let (result, used, _, values) = reader.read_record(line.as_bytes(), &mut self.text, &mut self.ends);
+        let values = match result {
+            ReadRecordResult::Record => values,
+            // The end of the line is the end of the record, unless a quote is open.
+            ReadRecordResult::InputEmpty if used == line.len() => {
+                let text_used = self.ends[..values].last().copied().unwrap_or_default();
+                let quotes = line.bytes().filter(|byte| *byte == b'"').count();
+                if quotes % 2 == 1 {
+                    return Err("a quote is not closed in its line".to_owned());
+                }
+                let (_, _, _, last) =
+                    reader.read_record(&[], &mut self.text[text_used..], &mut self.ends[values..]);
+                values + last
+            }
+            ReadRecordResult::InputEmpty
+            | ReadRecordResult::OutputFull
+            | ReadRecordResult::OutputEndsFull
+            | ReadRecordResult::End => return Err("the line is not CSV".to_owned()),
+        };
+        self.ends.truncate(values);
+        match &self.names {
+            None => {
+                self.names = Some((0..values).map(|index| self.value(index).trim().to_owned()).collect());
+                Ok(false)
+            }
+            Some(names) if names.len() == values => Ok(true),
+            Some(names) => {
+                Err(format!("another number of columns than the header: {values}, not {}", names.len()))
+            }
+        }
+    }
+
+    fn value(&self, index: usize) -> &str {
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        std::str::from_utf8(&self.text[start..self.ends[index]]).unwrap_or_default()
+    }
+}
+
+impl Record<'_> {
+    /// The domain that the record names.
+    pub(super) fn domain(&self) -> Option<&str> {
+        match self {
+            Self::Json(value) => value["domain"].as_str().filter(|domain| !domain.is_empty()),
+            Self::Columns(_) | Self::Envoy(_) | Self::Combined(_) => None,
+        }
+    }
+
+    /// Adds the descriptors that the record contains, in the form of `POST /json`.
+    pub(super) fn descriptors(&self, event: &mut Event) -> Result<(), String> {
+        let Self::Json(value) = self else {
+            return Err("the format has no descriptors; --descriptor makes them of its fields".to_owned());
+        };
+        let form = || {
+            "`descriptors` has not the form [{\"entries\": [{\"key\": ..., \"value\": ...}]}], and --descriptor is not given".to_owned()
+        };
+        for descriptor in value["descriptors"].as_array().ok_or_else(form)? {
+            for entry in descriptor["entries"].as_array().ok_or_else(form)? {
+                let key = entry["key"].as_str().ok_or_else(form)?;
+                let value = entry["value"].as_str().unwrap_or_default();
+                // Recordings escape entries that are not UTF-8.
+                if entry["escaped"] == true {
+                    event.entry(&descriptor::unescaped(key)?, &descriptor::unescaped(value)?);
+                } else {
+                    event.entry(key.as_bytes(), value.as_bytes());
+                }
+            }
+            // The JSON form of a message has this name, and number fields of 64 bits are texts.
+            match in_json(descriptor, "hitsAddend").or_else(|| in_json(descriptor, "hits_addend")) {
+                None => event.end_descriptor(),
+                Some(text) => event.end_descriptor_with(hits_of(&text)?),
+            }
+        }
+        Ok(())
+    }
+
+    /// The requests that a recorder left out, if the record is the end of a recording.
+    pub(super) fn recording_left_out(&self) -> Option<u64> {
+        let Self::Json(value) = self else { return None };
+        value.get("recording")?.get("left_out")?.as_u64()
+    }
+
+    /// Makes a request of a denial in the log of the service, and returns how many denials the log left out before it;
+    /// `None` if the record is another event.
+    pub(super) fn denial(&self, event: &mut Event) -> Result<Option<u64>, String> {
+        let Self::Json(value) = self else {
+            return Err("--from-denials reads the log of the service with log.format: json".to_owned());
+        };
+        if value["message"] != "denied" {
+            return Ok(None);
+        }
+        if value["hits"] == 0 {
+            // A peek or a refund, which charges nothing.
+            return Ok(None);
+        }
+        let missing = "a denial without `timestamp`, `domain` or `descriptor`";
+        let text = |name: &str| value[name].as_str().ok_or(missing);
+        let at = text("timestamp")?;
+        let domain = text("domain")?;
+        let descriptor = text("descriptor")?;
+        let at = instant::required(at)?;
+        if descriptor.ends_with('…') {
+            return Err("the log has cut the descriptor".to_owned());
+        }
+        event.begin(at, domain, value["hits"].as_u64().unwrap_or(1));
+        for (key, value) in descriptor::parse(descriptor)? {
+            event.entry(&key, &value);
+        }
+        event.end_descriptor();
+        Ok(Some(value["left_out"].as_u64().unwrap_or_default()))
+    }
+}
+
+/// A number of hits.
+pub(super) fn hits_of(text: &str) -> Result<u64, String> {
+    let hits = text.parse().ok().filter(|hits| *hits > 0);
+    hits.ok_or_else(|| format!("`{text}` is no number of hits; whole numbers from 1 are"))
+}
+
+impl Fields for Record<'_> {
+    fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
+        match self {
+            Self::Json(value) => in_json(value, name).map(|text| match text {
+                Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+                Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+            }),
+            Self::Envoy(line) => line.get(name),
+            Self::Combined(line) => line.get(name),
+            Self::Columns(columns) => {
+                let index = columns.names.as_ref()?.iter().position(|column| column == name)?;
+                let value = columns.value(index);
+                (!value.is_empty()).then_some(Cow::Borrowed(value.as_bytes()))
+            }
+        }
+    }
+}
+
+/// The value with this name, or the one that a path with dots leads to.
+fn in_json<'v>(value: &'v Json, name: &str) -> Option<Cow<'v, str>> {
+    let found = value.get(name).or_else(|| {
+        let (first, rest) = name.split_once('.')?;
+        rest.split('.').try_fold(value.get(first)?, |value, part| value.get(part))
+    });
+    match found? {
+        // Envoy writes a dash for what is missing.
+        Json::String(text) if text == "-" => None,
+        Json::String(text) => Some(Cow::Borrowed(text)),
+        Json::Number(number) => Some(Cow::Owned(number.to_string())),
+        Json::Bool(boolean) => Some(Cow::Borrowed(if *boolean { "true" } else { "false" })),
+        Json::Null | Json::Array(_) | Json::Object(_) => None,
+    }
+}

@@ -1,0 +1,70 @@
+//! The flags for the gRPC server of a command and its TLS options.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::{Arg, ArgMatches, ValueHint, value_parser};
+
+/// The gRPC listener of a server on this machine with default settings.
+const LOCAL: &str = "127.0.0.1:8081";
+
+/// A server and its TLS options.
+pub(super) struct Target {
+    /// `HOST:PORT`, or `unix:` and a path.
+    pub to: String,
+    /// `None` for plaintext.
+    pub tls: Option<TlsOptions>,
+}
+
+/// The TLS options of a client; all in PEM.
+pub(super) struct TlsOptions {
+    pub authority: Vec<u8>,
+    pub identity: Option<ClientIdentity>,
+    /// The name in the server's certificate, if it differs from the address.
+    pub name: Option<String>,
+}
+
+/// A certificate and its key.
+pub(super) struct ClientIdentity {
+    pub cert: Vec<u8>,
+    pub key: Vec<u8>,
+}
+
+/// The flags for the server.
+pub(super) fn args() -> [Arg; 5] {
+    let file = |name: &'static str, help: &'static str| {
+        let arg = Arg::new(name).long(name).value_name("FILE").value_parser(value_parser!(PathBuf));
+        arg.value_hint(ValueHint::FilePath).help(help)
+    };
+    [
+        Arg::new("to")
+            .long("to")
+            .value_name("HOST:PORT")
+            .default_value(LOCAL)
+            .help("gRPC address of the server; unix:/path/to.sock for a Unix socket"),
+        file("tls-ca", "Use TLS, and trust only certificates signed by these CA certificates (PEM)"),
+        file("tls-cert", "Client certificate (PEM)").requires("tls-ca").requires("tls-key"),
+        file("tls-key", "Private key of the client certificate (PEM)").requires("tls-cert"),
+        Arg::new("tls-name")
+            .long("tls-name")
+            .value_name("HOST")
+            .requires("tls-ca")
+            .help("Name that the server's certificate must contain [default: the host of --to]"),
+    ]
+}
+
+/// The server that the flags name, with all files read.
+pub(super) fn from_matches(matches: &ArgMatches) -> Result<Target, String> {
+    let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
+    let file = |name: &str| matches.get_one::<PathBuf>(name).map(|path| read(path)).transpose();
+    let text = |name: &str| matches.get_one::<String>(name).cloned();
+    let identity = match (file("tls-cert")?, file("tls-key")?) {
+        (Some(cert), Some(key)) => Some(ClientIdentity { cert, key }),
+        // clap has refused one without the other.
+        (Some(_) | None, None) | (None, Some(_)) => None,
+    };
+    let tls = file("tls-ca")?.map(|authority| TlsOptions { authority, identity, name: text("tls-name") });
+    Ok(Target { to: text("to").unwrap_or_default(), tls })
+}

@@ -1,0 +1,80 @@
+//! A finding of the doctor, as the admin listener sends it.
+
+use serde::{Deserialize, Serialize};
+
+/// What goes wrong, and how to repair it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DoctorFinding {
+    /// The name of the kind of finding, which does not change.
+    pub id: String,
+    /// How much it matters.
+    pub level: FindingLevel,
+    /// What was found, with names and numbers.
+    pub what: String,
+    /// What to do about it.
+    pub repair: String,
+    /// The repaired part of a configuration, as YAML.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snippet: Option<String>,
+}
+
+/// The weight of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FindingLevel {
+    /// Limits do not hold, or requests are not answered.
+    Error,
+    /// Something is probably not as intended.
+    Warning,
+    /// A choice to be aware of.
+    Advice,
+}
+
+impl FindingLevel {
+    /// The name in JSON and for operators.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Advice => "advice",
+        }
+    }
+}
+
+impl DoctorFinding {
+    /// A finding for which limits do not hold, or requests are not answered.
+    pub fn error(id: &str, what: impl Into<String>, repair: impl Into<String>) -> Self {
+        Self::new(FindingLevel::Error, id, what.into(), repair.into())
+    }
+
+    /// A finding of what is probably not as intended.
+    pub fn warning(id: &str, what: impl Into<String>, repair: impl Into<String>) -> Self {
+        Self::new(FindingLevel::Warning, id, what.into(), repair.into())
+    }
+
+    /// A finding of a choice to be aware of.
+    pub fn advice(id: &str, what: impl Into<String>, repair: impl Into<String>) -> Self {
+        Self::new(FindingLevel::Advice, id, what.into(), repair.into())
+    }
+
+    fn new(level: FindingLevel, id: &str, what: String, repair: String) -> Self {
+        Self { id: id.to_owned(), level, what, repair, snippet: None }
+    }
+
+    /// Adds the repaired part of a configuration, as YAML.
+    pub fn with_snippet(self, yaml: String) -> Self {
+        Self { snippet: Some(yaml), ..self }
+    }
+}
+
+/// The first ten of `texts`, separated by commas, and how many there are beyond them.
+pub fn listed(texts: impl IntoIterator<Item = String>) -> String {
+    const LISTED_MAX: usize = 10;
+    let mut texts = texts.into_iter();
+    let mut text = texts.by_ref().take(LISTED_MAX).collect::<Vec<_>>().join(", ");
+    let more = texts.count();
+    if more > 0 {
+        text += &format!(" and {more} more");
+    }
+    text
+}
