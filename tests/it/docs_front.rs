@@ -61,6 +61,7 @@ fn readme_answers_questions_in_order() {
     let headings: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
     let wanted = [
         "Try it",
+        "A cluster in sixty seconds",
         "Why",
         "Beside others",
         "Performance",
