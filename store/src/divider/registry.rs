@@ -107,18 +107,9 @@ pub struct SlotDivisions {
 }
 
 impl SlotDivisions {
-    /// The number of limits that are divided.
-    pub fn len(&self) -> usize {
-        self.each.len()
-    }
-
-    /// Whether no limit is divided.
-    pub fn is_empty(&self) -> bool {
-        self.each.is_empty()
-    }
-
     /// The number of subscribers.
-    pub fn subscribers(&self) -> usize {
+    #[cfg(test)]
+    pub(super) fn subscribers(&self) -> usize {
         self.each.iter().map(|(_, divider)| divider.len()).sum()
     }
 
