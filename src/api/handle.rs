@@ -25,7 +25,7 @@ pub struct WaitingCall {
     span: CallSpan,
     api: ApiKind,
     // When it was read.
-    begun: Option<ClockReading>,
+    begun: ClockReading,
     request: WaitingRequest,
 }
 
@@ -49,7 +49,7 @@ pub struct ReadBatch<'a> {
     answered: Uncounted,
 }
 
-impl<'a> ReadBatch<'a> {
+impl ReadBatch<'_> {
     /// Rounding of durations over gRPC.
     pub fn precision(&self) -> ResetPrecision {
         self.api.precision()
@@ -57,43 +57,19 @@ impl<'a> ReadBatch<'a> {
 
     /// Decides a call, unless its counters are elsewhere.
     pub fn handle(&mut self, call: Call<'_>) -> Result<Handled<CallReply, WaitingCall>, Error> {
-        let mut span = CallSpan::begin(self.api.traces.as_ref(), call);
-        let decided = match self.decide(call, &mut span) {
+        let api = self.api;
+        let mut span = CallSpan::begin(api.traces.as_ref(), call);
+        let view = self.view.get_or_insert_with(|| api.limiter.view());
+        let decided = match api.decide(call, view, self.caller, &mut span) {
             Ok(Handled::Ready(reply)) => Ok(reply),
             Ok(Handled::Waiting(request)) => {
-                let begun = self.view.as_ref().map(ActiveView::reading);
+                let begun = view.reading();
                 return Ok(Handled::Waiting(WaitingCall { span, api: call.api, begun, request }));
             }
             Err(error) => Err(error),
         };
         self.answered.add(call.api);
-        Ok(Handled::Ready(self.api.end(span, decided)?))
-    }
-
-    #[inline]
-    fn decide(
-        &mut self,
-        call: Call<'_>,
-        span: &mut CallSpan,
-    ) -> Result<Handled<CallReply, WaitingRequest>, Error> {
-        let api = self.api;
-        let view = self.view.get_or_insert_with(|| api.limiter.view());
-        match call.method {
-            Method::ShouldRateLimit => {
-                Ok(api.decide(call, view, span)?.map(|reply| reply, WaitingRequest::Rls))
-            }
-            Method::Decide(verb) => {
-                let decided = api.check(verb, call.message, call.timeout(), view, self.caller)?;
-                Ok(decided.map(CallReply::from_frame, WaitingRequest::Check))
-            }
-            Method::Single(SingleMethod::Hold(verb)) => {
-                Ok(api.hold(verb, call, view, self.caller)?.map(|reply| reply, WaitingRequest::Hold))
-            }
-            Method::Single(SingleMethod::Reset) => {
-                let metadata = call.metadata.cloned().map(Box::new);
-                Ok(Handled::Waiting(WaitingRequest::Reset(call.message.to_vec(), metadata)))
-            }
-        }
+        Ok(Handled::Ready(api.end(span, decided)?))
     }
 }
 
@@ -120,7 +96,7 @@ impl WaitingCall {
                 Box::pin(api.reset(&message, metadata.as_deref())).await
             }
         };
-        api.metrics.answered(kind, begun.map(|begun| api.limiter.since(&begun)).unwrap_or_default());
+        api.metrics.answered(kind, api.limiter.since(&begun));
         api.end(span, decided)
     }
 }
@@ -137,6 +113,33 @@ impl Api {
         match handled {
             Handled::Ready(reply) => Ok(reply),
             Handled::Waiting(waiting) => waiting.reply(self, caller).await,
+        }
+    }
+
+    /// Decides a call of any method, unless its counters are elsewhere.
+    #[inline]
+    fn decide(
+        &self,
+        call: Call<'_>,
+        view: &ActiveView<'_>,
+        caller: &Caller,
+        span: &mut CallSpan,
+    ) -> Result<Handled<CallReply, WaitingRequest>, Error> {
+        match call.method {
+            Method::ShouldRateLimit => {
+                Ok(self.should_rate_limit(call, view, span)?.map(|reply| reply, WaitingRequest::Rls))
+            }
+            Method::Decide(verb) => {
+                let decided = self.check(verb, call.message, call.timeout(), view, caller)?;
+                Ok(decided.map(CallReply::from_frame, WaitingRequest::Check))
+            }
+            Method::Single(SingleMethod::Hold(verb)) => {
+                Ok(self.hold(verb, call, view, caller)?.map(|reply| reply, WaitingRequest::Hold))
+            }
+            Method::Single(SingleMethod::Reset) => {
+                let metadata = call.metadata.cloned().map(Box::new);
+                Ok(Handled::Waiting(WaitingRequest::Reset(call.message.to_vec(), metadata)))
+            }
         }
     }
 

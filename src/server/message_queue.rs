@@ -39,13 +39,10 @@ pub(super) struct CompleteMessage {
 }
 
 impl CompleteMessage {
-    /// The message in memory of its own that counts in `counted`, because it waits.
-    pub(super) fn hold(self, counted: &ConnectionBytes) -> (Bytes, WaitingCallBytes) {
+    /// Counts the bytes in `counted` until this is dropped, because a request of this size waits. Frees the message.
+    pub(super) fn into_held(self, counted: &ConnectionBytes) -> WaitingCallBytes {
         let Self { bytes, held } = self;
-        match held {
-            Some(held) => (bytes, held),
-            None => (Bytes::copy_from_slice(&bytes), counted.hold(bytes.len())),
-        }
+        held.unwrap_or_else(|| counted.hold(bytes.len()))
     }
 }
 

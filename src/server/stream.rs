@@ -147,7 +147,7 @@ impl Replier for QuestionReplier {
             Handled::Ready(answer) => Ok(Some(answer)),
             Handled::Waiting(waiting) => {
                 let service = self.service.clone();
-                let (_, held) = question.hold(&self.bytes);
+                let held = question.into_held(&self.bytes);
                 self.waiting.push(Box::pin(async move {
                     let _held = held;
                     let Some((api, caller)) = service.api() else { return Ok(Vec::new()) };

@@ -28,7 +28,7 @@ pub struct Plan {
     // The parts of a check set.
     descriptors: SmallVec<[usize; 2]>,
     deciding: usize,
-    pub(super) refusal: Refusal,
+    refusal: Refusal,
     // `None` for a request whose operations are decided.
     hold: Option<HoldRequest>,
 }
@@ -130,12 +130,12 @@ impl Plan {
     }
 
     /// The view by which the request is decided.
-    pub(super) fn view<'l>(&self, limiter: &'l Limiter) -> ActiveView<'l> {
+    fn view<'l>(&self, limiter: &'l Limiter) -> ActiveView<'l> {
         ActiveView { limiter, rules: Guard::from_inner(self.rules.clone()), reading: self.reading }
     }
 
     /// The checks of the request.
-    pub(super) fn checks(&self) -> Checks<'_> {
+    fn checks(&self) -> Checks<'_> {
         self.checks.iter().map(CounterCheck::to_check).collect()
     }
 }
@@ -193,7 +193,7 @@ impl PlannedLimit {
     }
 }
 
-/// Counters elsewhere, and the caller for whom they are asked.
+/// Counters elsewhere, the caller for whom they are asked, and the time that it waits.
 #[derive(Clone, Copy)]
 pub(super) struct RemoteCaller<'r> {
     pub(super) remote: &'r Remote,
@@ -202,6 +202,7 @@ pub(super) struct RemoteCaller<'r> {
 }
 
 impl RemoteCaller<'_> {
+    /// Asks the counters. `unknown` says what becomes of an id that a settlement does not find.
     pub(super) async fn ask(
         self,
         hold: &HoldRequest,
@@ -226,7 +227,7 @@ impl RemoteCaller<'_> {
 
 impl CounterOutcomes {
     /// The decisions on a request that holds nothing.
-    pub(super) fn new(decided: RemoteDecisions) -> Self {
+    fn new(decided: RemoteDecisions) -> Self {
         Self { decided, is_held: false, has_ended: false, settled: SmallVec::new() }
     }
 

@@ -75,7 +75,7 @@ impl ActiveView<'_> {
         };
         note_outcomes(sent.as_ref(), hold, &outcomes);
         if let Some(settle) = hold.settlement(&outcomes) {
-            // As in [`Self::hold_here`].
+            // The expiry charges what is not settled, so the answer does not depend on this.
             let _ = Box::pin(self.hold_elsewhere(&settle, checks, refusal, remote)).await;
         }
         Ok(outcomes)

@@ -39,9 +39,9 @@ struct ReplyFormat {
 }
 
 impl Api {
-    /// Decides a call, unless its counters are elsewhere.
+    /// Decides a call of Envoy's service, unless its counters are elsewhere.
     #[inline]
-    pub(super) fn decide(
+    pub(super) fn should_rate_limit(
         &self,
         call: Call<'_>,
         view: &ActiveView<'_>,
