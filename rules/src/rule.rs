@@ -1,6 +1,6 @@
 //! A rule.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use serde_json::{Map, Value as Json};
 use tollgate_counter::{
@@ -92,6 +92,14 @@ impl Rule {
     /// The name in answers: that of the limit, or the path.
     pub fn name(&self) -> &str {
         self.options().name.as_deref().unwrap_or(&self.path)
+    }
+
+    /// What people are told of the rule: its name with its path, as in `per_user (edge.user)`, or its path.
+    pub fn label(&self) -> Cow<'_, str> {
+        match &self.options().name {
+            Some(name) => format!("{name} ({})", self.path).into(),
+            None => (&*self.path).into(),
+        }
     }
 
     /// The limit; `None` if the rule is unlimited.

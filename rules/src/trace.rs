@@ -14,7 +14,7 @@ pub const NODES_MAX: usize = 10;
 /// The lookup of one entry.
 #[derive(Clone, Debug)]
 pub struct LevelTrace<'r> {
-    /// The composite text that was looked up, escaped.
+    /// The entry that was looked up, as in a descriptor.
     pub text: String,
     /// The value of the group in place of the entry's, escaped, if the chosen node has a group.
     pub counted_as: Option<String>,
@@ -68,7 +68,7 @@ impl<'r> LevelTrace<'r> {
         let text = [entry.key, b"_", entry.value].concat();
         let is_chosen = |node: &TreeNode| step.is_some_and(|step| std::ptr::eq(step.node, node));
         let mut trace = Self {
-            text: descriptor::escaped(&text).into_owned(),
+            text: descriptor::format([(entry.key, entry.value)]),
             counted_as: step
                 .filter(|step| step.node.group.is_some())
                 .map(|step| descriptor::escaped(&step.grouped_value(entry)).into_owned()),

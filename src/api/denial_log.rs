@@ -35,7 +35,7 @@ impl DenialLog {
             info!(
                 name: logs::UNLIMITED,
                 domain = request.domain(),
-                rule = status.name(),
+                rule = &*status.label(),
                 // Logged as a string, which is quoted and escaped, so that a client cannot forge log lines.
                 descriptor = text(descriptor.entries).as_str(),
                 hits = match descriptor.operation {

@@ -13,16 +13,15 @@ const REFERENCE: &str = "ratelimit";
 /// Runs the command that the arguments name.
 pub fn run() -> ExitCode {
     let arguments = arguments(env::args_os());
-    let matches = match command().try_get_matches_from(&arguments) {
+    let matches = match command().try_get_matches_from(arguments) {
         Ok(matches) => matches,
         // clap's own exit code is 2, which means "over limit" here.
         Err(error) => {
             let printed = error.print();
-            return if printed.is_ok() && !error.use_stderr() {
-                ExitCode::SUCCESS
-            } else {
-                let command = arguments.get(1).and_then(|command| command.to_str());
-                tollgate_tools::misused(command.unwrap_or_default())
+            return match (printed, error.use_stderr()) {
+                (Ok(()), false) => ExitCode::SUCCESS,
+                (Err(_), false) => ExitCode::FAILURE,
+                (_, true) => ExitCode::from(tollgate_tools::USAGE),
             };
         }
     };

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tollgate_counter::time::{Clock, Stopwatch};
 use tollgate_telemetry::logs;
-use tollgate_tools::examples;
+use tollgate_tools::{USAGE, examples};
 use tracing::{error, info, warn};
 
 use crate::{
@@ -40,10 +40,12 @@ pub(super) const ENVOY_RATELIMIT: &str = "envoy-ratelimit";
 pub(super) const NAME: &str = "serve";
 /// The settings that the short help shows, and the long one first, with the settings file. All others are below the
 /// headings of the catalog.
-const MOST_USED: [&str; 9] = [
+const MOST_USED: [&str; 11] = [
     "rules.path",
     "grpc.listen",
     "http.listen",
+    "admin.listen",
+    "metrics.listen",
     "store.kind",
     "store.redis.urls",
     "cluster.listen",
@@ -83,7 +85,6 @@ pub(super) fn command() -> Command {
         .value_name("SERVER")
         .value_parser([ENVOY_RATELIMIT])
         .help_heading("In the place of another server")
-        .hide_short_help(true)
         .help("Also read the environment variables of this server; the default if the program is called `ratelimit`");
     let ignored = Arg::new(IGNORED).num_args(0..).last(true).requires(COMPAT).hide(true);
     Command::new(NAME)
@@ -141,7 +142,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
         Ok(settings) => settings,
         Err(error) => {
             eprintln!("{error}");
-            return ExitCode::FAILURE;
+            return ExitCode::from(USAGE);
         }
     };
     let running = Stopwatch::start();
@@ -290,17 +291,20 @@ mod tests {
     }
 
     #[test]
-    fn short_help_shows_ten_flags_and_long_help_all_below_headings() {
+    fn short_help_shows_thirteen_flags_and_long_help_all_below_headings() {
         let short = command().render_help().to_string();
         let flags = |help: &str| {
             let (flags, _examples) = help.split_once("Examples:").unwrap();
             flags.lines().filter(|line| line.trim_start().starts_with("--")).count()
         };
-        assert_eq!(flags(&short), 10, "{short}");
+        assert_eq!(flags(&short), 13, "{short}");
+        for flag in ["--admin-listen", "--metrics-listen", "--compat"] {
+            assert!(short.contains(flag), "{short}");
+        }
         let long = command().render_long_help().to_string();
         assert_eq!(flags(&long), CATALOG.len() + 2, "{long}");
         let (most_used, _) = long.split_once("\nRules:\n").unwrap();
-        assert_eq!(flags(&format!("{most_used}Examples:")), 10, "{most_used}");
+        assert_eq!(flags(&format!("{most_used}Examples:")), 12, "{most_used}");
         for setting in CATALOG {
             assert!(long.contains(&format!("\n{}:\n", setting.heading)), "{}", setting.name);
         }

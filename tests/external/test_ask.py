@@ -7,7 +7,7 @@ import pytest
 
 from processes import http_call, run
 
-PASSED, NO_ANSWER, OVER_LIMIT = 0, 1, 2
+PASSED, NO_ANSWER, OVER_LIMIT, NO_RULE, USAGE = 0, 1, 2, 3, 64
 
 RULES = """
     domain: edge
@@ -20,6 +20,8 @@ RULES = """
         descriptors:
           - key: user
             rate_limit: {unit: year, requests_per_unit: 1, algorithm: fixed_window}
+      - key: staff
+        rate_limit: {unlimited: true}
       - key: beta
         value: true
         rate_limit: {unit: year, requests_per_unit: 1, algorithm: fixed_window}
@@ -83,7 +85,7 @@ def test_nested_entries_and_escaped_separators_are_parsed(tollgate):
 
 def test_yaml_boolean_value_is_text(tollgate):
     assert [tollgate.ask("edge", "beta=true").returncode for _ in range(2)] == [PASSED, OVER_LIMIT]
-    assert tollgate.ask("edge", "beta=false", "--hits", "9").returncode == PASSED, "no rule matches"
+    assert tollgate.ask("edge", "beta=false", "--hits", "9").returncode == NO_RULE
 
 
 def test_json_output_equals_http_response(tollgate):
@@ -98,8 +100,25 @@ def test_json_output_equals_http_response(tollgate):
     assert printed == response
 
 
-def test_unknown_domain_passes(tollgate):
-    assert tollgate.ask("elsewhere", "user=ann").returncode == PASSED
+@pytest.mark.parametrize(
+    ("domain", "descriptors", "code"),
+    [
+        ("elsewhere", ["user=ann"], NO_RULE),
+        ("edge", ["usr=ann"], NO_RULE),
+        ("edge", ["usr=ann", "user=ann"], PASSED),
+        ("edge", ["staff=ann"], PASSED),
+    ],
+    ids=["domain", "key", "one of two keys", "unlimited"],
+)
+def test_request_without_a_rule_passes_with_a_code_of_its_own(tollgate, domain, descriptors, code):
+    asked = tollgate.ask(domain, *descriptors)
+    explained = run("explain", "--to", tollgate.admin, domain, *descriptors)
+
+    assert (asked.returncode, explained.returncode) == (code, code)
+    assert asked.stdout.startswith("passed\n")
+    lines = asked.stdout.splitlines()[1:]
+    without = [line for line in lines if line.endswith(": no rule for this domain or descriptor")]
+    assert len(without) == (0 if "staff=ann" in descriptors else 1), asked.stdout
 
 
 def test_ask_without_server_exits_with_no_answer():
@@ -127,12 +146,14 @@ def test_empty_domain_is_an_error_and_no_pass(tollgate):
         ["edge", "user=ann", "--hits", "many"],
         ["edge", "user=ann", "--hits", "1", "--peek"],
         ["edge", "user=ann", "--no-such-flag"],
+        ["edge", "user=ann", "--to", "nowhere"],
     ],
-    ids=["no descriptor", "no value", "hits no number", "hits and peek", "unknown flag"],
+    ids=["no descriptor", "no value", "hits no number", "hits and peek", "unknown flag", "no port"],
 )
 def test_bad_ask_arguments_are_neither_pass_nor_refusal(tollgate, arguments):
-    done = tollgate.ask(*arguments)
+    to = [] if "--to" in arguments else ["--to", tollgate.grpc]
+    done = run("ask", *to, *arguments)
 
-    assert done.returncode == NO_ANSWER, "a script must not read it as a decision"
+    assert done.returncode == USAGE, "a script must not read it as a decision"
     assert done.stderr.strip()
     assert tollgate.remaining(("user", "ann")) == 3

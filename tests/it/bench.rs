@@ -277,11 +277,7 @@ async fn bench_without_server_reports_error() {
     // Listens, but does not speak HTTP/2.
     let mute = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mute = (mute.local_addr().unwrap().to_string(), mute);
-    for (to, why) in [
-        (dead.as_str(), "Connection refused"),
-        (&mute.0, "no connection within 200ms"),
-        ("nowhere", "not HOST:PORT"),
-    ] {
+    for (to, why) in [(dead.as_str(), "Connection refused"), (&mute.0, "no connection within 200ms")] {
         let output = bench(to, "shop user=ann --timeout 200ms").await;
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{error}");

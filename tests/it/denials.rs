@@ -39,7 +39,7 @@ async fn denial_log_has_rule_descriptor_limit_and_retry_after() {
 
     for (name, user, seat) in [
         ("domain", json!("shop"), json!("shop")),
-        ("rule", json!("each_user"), json!("shop.plan.seat")),
+        ("rule", json!("each_user (shop.user)"), json!("shop.plan.seat")),
         ("descriptor", json!(r"user=ada\nx"), json!("plan=a,seat=1")),
         ("limit", json!(1), json!(0)),
         ("call_passes", json!(false), json!(false)),

@@ -250,9 +250,11 @@ async fn errors_exit_with_2_and_name_the_problem() {
     assert_eq!(output.status.code(), Some(2));
     let problems = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(problems.contains("old.yaml:2:1: ") && problems.contains("new.yaml:1:"), "{problems}");
-    for arguments in [&["nowhere.yaml", "nowhere.yaml"][..], &["only-one"], &["a", "b", "--no-such-flag"]] {
+    for (arguments, code) in
+        [(&["nowhere.yaml", "nowhere.yaml"][..], 2), (&["only-one"], 64), (&["a", "b", "--no-such-flag"], 64)]
+    {
         let output = run(".", arguments).await;
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
         assert!(!output.stderr.is_empty());
     }
 }

@@ -352,11 +352,9 @@ async fn doctor_without_answer_exits_with_2() {
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = closed.local_addr().unwrap().to_string();
     drop(closed);
-    for arguments in [&["--to", address.as_str()][..], &["--no-such-flag"]] {
-        let output = run(arguments).await;
-        assert_eq!(output.status.code(), Some(2), "{output:?}");
-        assert!(!output.stderr.is_empty());
-    }
+    let output = run(&["--to", &address]).await;
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(!output.stderr.is_empty());
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
     fs::write(&token, "a-token").unwrap();

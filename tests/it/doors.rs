@@ -65,7 +65,7 @@ const DOORS: [(&str, &str); 13] = [
           fuzz id_bytes refuses reserve",
     ),
     ("telemetry", "causes logs metrics sampler traces"),
-    ("tools", "commands examples examples_of misused print run"),
+    ("tools", "USAGE commands examples examples_of print run"),
     ("wire", "descriptor_template descriptor_text finding json proto protobuf"),
 ];
 

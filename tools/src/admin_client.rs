@@ -15,7 +15,7 @@ use tokio::{net::TcpStream, time::timeout};
 use tollgate_counter::printable;
 use tollgate_net::http_client::{self, HttpResponse};
 
-use crate::command::block_on;
+use crate::{command::block_on, target};
 
 /// The time to wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -43,6 +43,7 @@ pub(super) fn args() -> [Arg; 2] {
             .long("to")
             .value_name("HOST:PORT")
             .default_value("127.0.0.1:6070")
+            .value_parser(target::host_and_port)
             .help("Address of the server's admin listener"),
         Arg::new("token-file")
             .long("token-file")

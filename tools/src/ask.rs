@@ -18,7 +18,7 @@ use tollgate_wire::{
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{
-    command::{OVER_LIMIT, block_on, examples, printable_json},
+    command::{NO_RULE, OVER_LIMIT, block_on, examples, printable_json},
     request,
     target::{self, Target, TlsOptions},
 };
@@ -31,7 +31,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) fn command() -> Command {
     let command = Command::new("ask")
-        .about("Send one request to a server; exits 0 if it passes, 2 if it is over a limit, 1 without an answer")
+        .about("Send one request to a server; exits 0 if it passes, 2 if it is over a limit, 3 if no rule applies, 1 without an answer")
         .after_help(examples(&[
             "tollgate ask edge remote_address=203.0.113.7",
             "tollgate ask edge route=login,account=ada path=/search --peek",
@@ -52,11 +52,25 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
             } else {
                 readable(&request, &answer)
             };
-            let is_over = answer.overall_code() == Code::OverLimit;
-            Ok((text, if is_over { ExitCode::from(OVER_LIMIT) } else { ExitCode::SUCCESS }))
+            Ok((text, exit_code(&answer)))
         });
     let to = || matches.get_one::<String>("to").map(String::as_str).unwrap_or_default();
     answered.map_err(|why| format!("no answer from {}: {why}", to()))
+}
+
+fn exit_code(answer: &RateLimitResponse) -> ExitCode {
+    if answer.overall_code() == Code::OverLimit {
+        ExitCode::from(OVER_LIMIT)
+    } else if answer.statuses.iter().all(has_no_rule) {
+        ExitCode::from(NO_RULE)
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+/// Whether no limit applies, and the rule is not an unlimited one, of which everything is left.
+fn has_no_rule(status: &DescriptorStatus) -> bool {
+    status.current_limit.is_none() && status.limit_remaining != u32::MAX
 }
 
 fn trust(tls: TlsOptions) -> ClientTlsConfig {
@@ -109,7 +123,9 @@ fn readable(request: &RateLimitRequest, answer: &RateLimitResponse) -> String {
 
 fn status_line(status: &DescriptorStatus, hits: u64) -> String {
     let Some(limit) = &status.current_limit else {
-        return "no limit".to_owned();
+        // The protocol does not say whether the domain is unknown or the descriptor.
+        let without = if has_no_rule(status) { "no rule for this domain or descriptor" } else { "unlimited" };
+        return without.to_owned();
     };
     let (code, until) = match status.code() {
         Code::OverLimit => ("over limit", "would pass in"),

@@ -10,10 +10,29 @@ use clap::Command;
 use tokio::runtime;
 use tollgate_counter::printable;
 
+/// The exit code for a command line or settings that are wrong, as in `sysexits.h`.
+pub const USAGE: u8 = 64;
 /// The exit code for a request over its limit.
 pub(super) const OVER_LIMIT: u8 = 2;
+/// The exit code for a request to which no rule applies.
+pub(super) const NO_RULE: u8 = 3;
 /// The exit code of a command that finds differences or faults, for which 1 means that there are some.
 pub(super) const FAILURE: u8 = 2;
+
+/// Why a command has no result.
+#[derive(Debug)]
+pub(super) enum CommandError {
+    /// Its arguments are wrong together.
+    Usage(String),
+    /// It could not do what they say.
+    Failed(String),
+}
+
+impl From<String> for CommandError {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
+}
 
 /// Runs a command that waits for a server.
 pub(super) fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
@@ -57,12 +76,16 @@ fn words(line: &str) -> Vec<String> {
 }
 
 /// Prints what a command has found, or why it has found nothing.
-pub(super) fn report(found: Result<(String, ExitCode), String>) -> ExitCode {
-    match found {
+pub(super) fn report(found: Result<(String, ExitCode), impl Into<CommandError>>) -> ExitCode {
+    match found.map_err(Into::into) {
         Ok((text, code)) => print_line(text, code),
-        Err(why) => {
+        Err(error) => {
+            let (why, code) = match error {
+                CommandError::Usage(why) => (why, ExitCode::from(USAGE)),
+                CommandError::Failed(why) => (why, ExitCode::FAILURE),
+            };
             eprintln!("{why}");
-            ExitCode::FAILURE
+            code
         }
     }
 }

@@ -54,7 +54,8 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
 
 fn readable(answer: &Value) -> String {
     let text = |name: &str| answer[name].as_str().map(escaped).unwrap_or_default();
-    let mut lines = vec![format!("{} of rule {}: {}", text("key"), text("rule"), text("limit"))];
+    let label = rule_label(&answer["rule"], &answer["name"]);
+    let mut lines = vec![format!("{} of rule {label}: {}", text("key"), text("limit"))];
     if answer["before"].is_object() {
         lines.push(format!("  before: {}", state(&answer["before"])));
         lines.push(format!("  now: {}", state(answer)));
@@ -68,6 +69,12 @@ fn readable(answer: &Value) -> String {
         lines.push(format!("  {}", escaped(note)));
     }
     lines.join("\n")
+}
+
+/// The name of a rule with its path, or its path.
+pub(super) fn rule_label(path: &Value, name: &Value) -> String {
+    let path = path.as_str().map(escaped).unwrap_or_default();
+    name.as_str().map_or_else(|| path.clone(), |name| format!("{} ({path})", escaped(name)))
 }
 
 /// What reservations hold.

@@ -9,14 +9,14 @@ use tollgate_wire::descriptor_text;
 
 use crate::{
     admin_client,
-    command::{OVER_LIMIT, examples, printable_json},
-    counters::penalty,
+    command::{NO_RULE, OVER_LIMIT, examples, printable_json},
+    counters::{penalty, rule_label},
     request,
 };
 
 pub(super) fn command() -> Command {
     let command = Command::new("explain").about(
-        "Show what a server would decide and why, without charging anything; exits 0 if the request would pass, 2 if it would be over a limit, 1 without an answer",
+        "Show what a server would decide and why, without charging anything; exits 0 if the request would pass, 2 if it would be over a limit, 3 if no rule applies, 1 without an answer",
     ).after_help(examples(&["tollgate explain edge remote_address=203.0.113.7"]));
     request::with_request(command.args(admin_client::args()))
 }
@@ -36,7 +36,18 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let call = admin_client::AdminCall { method: "GET", path, body: String::new() };
     let answer = admin_client::ask(matches, &call)?;
     let text = if matches.get_flag("json") { printable_json(&answer.to_string()) } else { readable(&answer) };
-    Ok((text, if answer["code"] == "OK" { ExitCode::SUCCESS } else { ExitCode::from(OVER_LIMIT) }))
+    Ok((text, exit_code(&answer)))
+}
+
+fn exit_code(answer: &Value) -> ExitCode {
+    let has_no_rule = |descriptor: &Value| descriptor["rule"].is_null() && descriptor["limit"].is_null();
+    if answer["code"] != "OK" {
+        ExitCode::from(OVER_LIMIT)
+    } else if list(&answer["descriptors"]).iter().all(has_no_rule) {
+        ExitCode::from(NO_RULE)
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 /// A paragraph for the request and one for each descriptor.
@@ -77,11 +88,10 @@ fn readable(answer: &Value) -> String {
 fn rule(descriptor: &Value, lines: &mut Vec<String>) {
     let rule = &descriptor["rule"];
     if rule.is_object() {
-        let name =
-            rule["name"].as_str().map(|name| format!(", called {}", escaped(name))).unwrap_or_default();
         let flags = ["shadow_mode", "quota_mode"].into_iter().filter(|flag| rule[*flag] == true);
         let flags: String = flags.map(|flag| format!(", {flag}")).collect();
-        lines.push(format!("  rule {} at {}{name}{flags}", text(&rule["path"]), text(&rule["at"])));
+        let label = rule_label(&rule["path"], &rule["name"]);
+        lines.push(format!("  rule {label} at {}{flags}", text(&rule["at"])));
         lines.extend(rule["overlay"].as_str().map(|at| format!("  with the overlay at {}", escaped(at))));
     }
     for (what, of) in [("", descriptor), ("candidate: ", &descriptor["candidate"])] {

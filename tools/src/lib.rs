@@ -19,9 +19,9 @@ mod target;
 
 #[cfg(any(test, feature = "testing"))]
 pub use command::examples_of;
-pub use command::{examples, print};
+pub use command::{USAGE, examples, print};
 
-use command::{FAILURE, report};
+use command::report;
 
 /// The tools, in the order of the help.
 pub fn commands() -> [Command; 8] {
@@ -50,11 +50,6 @@ pub fn run(tool: &str, matches: &ArgMatches) -> ExitCode {
         "simulate" => report(simulate::run(matches)),
         _unknown => ExitCode::FAILURE,
     }
-}
-
-/// The exit code for arguments that the command with this name does not take.
-pub fn misused(command: &str) -> ExitCode {
-    if [diff::NAME, doctor::NAME].contains(&command) { ExitCode::from(FAILURE) } else { ExitCode::FAILURE }
 }
 
 #[cfg(test)]

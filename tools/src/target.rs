@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use axum::http::uri::Authority;
 use clap::{Arg, ArgMatches, ValueHint, value_parser};
 
 /// The gRPC listener of a server on this machine with default settings.
@@ -43,6 +44,10 @@ pub(super) fn args() -> [Arg; 5] {
             .long("to")
             .value_name("HOST:PORT")
             .default_value(LOCAL)
+            .value_parser(|text: &str| match text.strip_prefix("unix:") {
+                Some(path) if !path.is_empty() => Ok(text.to_owned()),
+                Some(_) | None => host_and_port(text),
+            })
             .help("gRPC address of the server; unix:/path/to.sock for a Unix socket"),
         file("tls-ca", "Use TLS, and trust only certificates signed by these CA certificates (PEM)"),
         file("tls-cert", "Client certificate (PEM)").requires("tls-ca").requires("tls-key"),
@@ -53,6 +58,12 @@ pub(super) fn args() -> [Arg; 5] {
             .requires("tls-ca")
             .help("Name that the server's certificate must contain [default: the host of --to]"),
     ]
+}
+
+/// `HOST:PORT` as it is, or what is expected.
+pub(super) fn host_and_port(text: &str) -> Result<String, String> {
+    let has_port = text.parse::<Authority>().is_ok_and(|authority| authority.port_u16().is_some());
+    if has_port { Ok(text.to_owned()) } else { Err("expected HOST:PORT".to_owned()) }
 }
 
 /// The server that the flags name, with all files read.

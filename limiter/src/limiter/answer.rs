@@ -1,6 +1,6 @@
 //! Combines the decisions on the descriptors of a request into one answer, or says why there is none.
 
-use std::{slice, time::Duration};
+use std::{borrow::Cow, slice, time::Duration};
 
 use smallvec::SmallVec;
 use tollgate_counter::{
@@ -102,6 +102,11 @@ impl<'s> Status<'s> {
     /// The name of the rule, or its path if it has none; `override` without a rule.
     pub fn name(&self) -> &'s str {
         self.rule.map_or("override", |rule| rule.name())
+    }
+
+    /// See [`Rule::label`]; `override` without a rule.
+    pub fn label(&self) -> Cow<'s, str> {
+        self.rule.map_or("override".into(), Rule::label)
     }
 
     /// Whether clients are not told of the limit.

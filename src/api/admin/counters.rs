@@ -124,6 +124,7 @@ impl CounterQuery {
             "domain": self.domain,
             "key": self.key,
             "rule": &*counter.rule.path,
+            "name": counter.rule.options().name,
             "limit": rule_text::limit(counter.limit, counter.rule.displayed_limit.unit),
             "counter": format::key(counter.key),
             "kind": rule_text::kind(counter.limit),
@@ -148,7 +149,7 @@ impl CounterQuery {
             %peer,
             domain = self.domain,
             descriptor = self.key,
-            rule = &*counter.rule.path,
+            rule = &*counter.rule.label(),
             remaining_before = before,
             remaining_after = after,
             "{what}"

@@ -123,7 +123,8 @@ fn unanswered(error: Error) -> AdminError {
 
 fn explanation_json(request: &limiter::Request<'_>, explanation: &Explanation<'_>) -> Value {
     let Explanation { answer, now, .. } = explanation;
-    let refusing: Vec<_> = answer.statuses.iter().filter(|status| !status.passes).map(Status::name).collect();
+    let refusing: Vec<_> =
+        answer.statuses.iter().filter(|status| !status.passes).map(Status::label).collect();
     let descriptors: Vec<_> = request
         .descriptors()
         .iter()
@@ -191,11 +192,11 @@ fn reason(part: &DescriptorExplanation<'_>) -> String {
             let deeper = if node.has_children { "; it has nested descriptors" } else { "" };
             format!("no limit: {} at {} has no rate_limit{deeper}", written(node), node.location)
         }
-        (Some(rule), []) if part.check.is_none() => format!("no limit: {} is unlimited", rule.path),
-        (Some(rule), []) => format!("the limit of {}", rule.path),
+        (Some(rule), []) if part.check.is_none() => format!("no limit: {} is unlimited", rule.label()),
+        (Some(rule), []) => format!("the limit of {}", rule.label()),
         (Some(rule), by) => {
-            let by: Vec<_> = by.iter().map(|rule| format!("{} at {}", rule.path, rule.location)).collect();
-            format!("no limit: {} is replaced by {}", rule.path, by.join(", "))
+            let by: Vec<_> = by.iter().map(|rule| format!("{} at {}", rule.label(), rule.location)).collect();
+            format!("no limit: {} is replaced by {}", rule.label(), by.join(", "))
         }
     }
 }

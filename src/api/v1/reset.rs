@@ -51,7 +51,7 @@ impl Api {
             info!(
                 name: UNLIMITED,
                 domain,
-                rule = &*counter.rule.path,
+                rule = &*counter.rule.label(),
                 remaining_before = before,
                 remaining_after = after,
                 "reset a counter"

@@ -149,7 +149,7 @@ async fn admin_commands_show_explain_reset_and_set_counters() {
         "shop.user",
         "rules.yaml:5:17",
         "2 per minute",
-        "looked up user_bob",
+        "looked up user=bob",
         "2 left of an unused counter, 0 after",
     ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
@@ -198,6 +198,6 @@ async fn non_loopback_admin_listener_requires_token_file() {
     let path = |path: &Path| path.to_str().unwrap().to_owned();
     let started = tollgate(&["serve", "--rules", &path(rules.path()), "--admin-listen", "0.0.0.0:0"]).await;
     let text = printed(&started);
-    assert_eq!(started.status.code(), Some(1), "{text}");
+    assert_eq!(started.status.code(), Some(64), "{text}");
     assert!(text.contains("admin.listen") && text.contains("admin.token_file"), "{text}");
 }

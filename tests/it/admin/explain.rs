@@ -17,7 +17,7 @@ async fn explanation_names_rule_location_and_rejected_candidates() {
     assert!(explanation["rule"]["at"].as_str().unwrap().ends_with("rules.yaml:8:17"), "{explanation}");
     assert_eq!(explanation["limit"], "10 per minute, algorithm: token_bucket, burst: 20");
     let level = &explanation["levels"][0];
-    assert_eq!(level["looked_up"], "user_alice");
+    assert_eq!(level["looked_up"], "user=alice");
     assert_eq!(
         (&level["matched"]["descriptor"], &level["matched"]["how"]),
         (&json!("user=a*"), &json!("by its pattern"))
@@ -48,8 +48,8 @@ async fn explanation_says_why_no_limit_applies() {
     let service = Service::start(RULES).await;
     for (key, why) in [
         ("user=root", "no limit: shop.user_root is unlimited"),
-        ("colour=red", "no limit: nothing matches `colour_red`, entry 1 of the descriptor"),
-        ("team=a,badge=b", "no limit: nothing matches `badge_b`, entry 2 of the descriptor"),
+        ("colour=red", "no limit: nothing matches `colour=red`, entry 1 of the descriptor"),
+        ("team=a,badge=b", "no limit: nothing matches `badge=b`, entry 2 of the descriptor"),
         ("team=a", "has no rate_limit; it has nested descriptors"),
     ] {
         let explanation = explain_json(&service, &format!("key={key}")).await;
@@ -69,7 +69,10 @@ async fn explanation_names_replacing_rule() {
     let explanation = explain_json(&service, "key=basic=x&key=plan=gold").await;
     let (basic, gold) = (&explanation["descriptors"][0], &explanation["descriptors"][1]);
     assert!(
-        basic["why"].as_str().unwrap().starts_with("no limit: shop.basic is replaced by shop.plan_gold at ")
+        basic["why"]
+            .as_str()
+            .unwrap()
+            .starts_with("no limit: basic (shop.basic) is replaced by gold (shop.plan_gold) at ")
     );
     assert_eq!(basic["rule"]["replaced_by"], json!(["shop.plan_gold"]));
     assert!(basic["counter"].is_null() && gold["counter"].is_object());

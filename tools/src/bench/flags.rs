@@ -16,7 +16,7 @@ use crate::{
         run::{BenchTraffic, CallerCount, LoadModel, Run},
         schedule::{Arrivals, MeasuredSpan, Schedule},
     },
-    command::examples,
+    command::{CommandError, examples},
     request, target,
 };
 
@@ -136,18 +136,19 @@ fn hits(text: &str) -> Result<[u32; 2], String> {
 }
 
 /// The run that the flags describe.
-pub(super) fn run(matches: &ArgMatches) -> Result<Run, String> {
+pub(super) fn run(matches: &ArgMatches) -> Result<Run, CommandError> {
     let number = |name: &str| matches.get_one::<u64>(name).copied();
     let time = |name: &str| matches.get_one::<Duration>(name).copied();
     let default = "it has a default";
     let seed = number("seed").expect(default);
-    let callers = callers(number("connections").expect(default), number("streams").expect(default))?;
+    let callers = callers(number("connections").expect(default), number("streams").expect(default))
+        .map_err(CommandError::Usage)?;
     let requests = number("requests");
     // Without either flag, the run ends after 10 s.
     let duration = time("duration").or(if requests.is_some() { None } else { Some(Duration::from_secs(10)) });
     let request_timeout = time("timeout").expect(default);
     if duration.is_some_and(|duration| duration.is_zero()) || request_timeout.is_zero() {
-        return Err("--duration and --timeout must be greater than 0".to_owned());
+        return Err(CommandError::Usage("--duration and --timeout must be greater than 0".to_owned()));
     }
     let span = MeasuredSpan { warmup: time("warmup").expect(default), duration, requests };
     let arrivals = if matches.get_flag("poisson") { Arrivals::Poisson } else { Arrivals::Even };
@@ -167,7 +168,7 @@ fn callers(connections: u64, streams: u64) -> Result<CallerCount, String> {
     Ok(CallerCount { connections: connections as usize, streams: streams as usize })
 }
 
-fn content(matches: &ArgMatches, seed: u64) -> Result<BenchTraffic, String> {
+fn content(matches: &ArgMatches, seed: u64) -> Result<BenchTraffic, CommandError> {
     if let Some(file) = matches.get_one::<PathBuf>("calls") {
         let calls = BenchCall::read(file).map_err(|why| format!("--calls: {}: {why}", file.display()))?;
         return Ok(BenchTraffic::Calls { calls, next: 0 });
@@ -179,7 +180,8 @@ fn content(matches: &ArgMatches, seed: u64) -> Result<BenchTraffic, String> {
     let entries: Vec<_> =
         matches.get_many::<Vec<Entry>>("descriptor").into_iter().flatten().cloned().collect();
     if keys > 1 && !entries.iter().flatten().any(|entry| place_in(&entry.value).is_some()) {
-        return Err(format!("--keys {keys} needs {PLACEHOLDER} in a value, for the number of the key"));
+        let why = format!("--keys {keys} needs {PLACEHOLDER} in a value, for the number of the key");
+        return Err(CommandError::Usage(why));
     }
     let descriptors =
         entries.into_iter().map(|entries| RateLimitDescriptor { entries, ..Default::default() });
@@ -187,7 +189,8 @@ fn content(matches: &ArgMatches, seed: u64) -> Result<BenchTraffic, String> {
     let request = RateLimitRequest { domain, descriptors: descriptors.collect(), hits_addend: 0 };
     Ok(BenchTraffic::Decisions {
         template: FrameTemplate::new(&request, keys),
-        keys: Keys::new(keys, skew, seed).map_err(|error| format!("--skew {skew}: {error}"))?,
+        keys: Keys::new(keys, skew, seed)
+            .map_err(|error| CommandError::Usage(format!("--skew {skew}: {error}")))?,
         hits: HitDistribution::new(min, max, seed),
     })
 }
@@ -199,7 +202,9 @@ mod tests {
     fn read(flags: &str) -> Result<Run, String> {
         let flags = format!("bench --to 127.0.0.1:1 shop user=u{{}} {flags}");
         let matches = command().try_get_matches_from(flags.split_whitespace());
-        run(&matches.map_err(|error| error.to_string())?)
+        run(&matches.map_err(|error| error.to_string())?).map_err(|error| match error {
+            CommandError::Usage(why) | CommandError::Failed(why) => why,
+        })
     }
 
     #[test]
@@ -243,6 +248,7 @@ mod tests {
     fn several_keys_need_a_placeholder() {
         let flags = ["bench", "--to", "127.0.0.1:1", "shop", "user=ann", "--keys", "2"];
         let matches = command().try_get_matches_from(flags).unwrap();
-        assert!(run(&matches).err().unwrap().contains("--keys 2 needs {} in a value"));
+        let error = run(&matches).err().unwrap();
+        assert!(matches!(&error, CommandError::Usage(why) if why.contains("--keys 2 needs {} in a value")));
     }
 }

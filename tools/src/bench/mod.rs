@@ -12,7 +12,11 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::{bench::report::BenchReport, command::block_on, target};
+use crate::{
+    bench::report::BenchReport,
+    command::{CommandError, block_on},
+    target,
+};
 
 mod client;
 pub(super) mod flags;
@@ -27,7 +31,7 @@ pub(super) fn command() -> Command {
     flags::command()
 }
 
-pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandError> {
     let run = flags::run(matches)?;
     let target = target::from_matches(matches)?;
     let to = target.to.clone();

@@ -104,17 +104,24 @@ pub(super) fn command() -> Command {
         ]))
         .arg(path("rules", "RULES", "Rule file, or directory of rule files").required(true))
         .arg(path("input", "INPUT", "Recorded traffic; - reads the standard input, as behind zcat"))
+        .next_help_heading("Requests")
+        .args(requests())
+        .next_help_heading("Recorded traffic")
         .args(recorded())
+        .next_help_heading("Generated traffic")
         .args(generated())
         .args(shapes())
-        .args(questions())
-        .args(output())
+        .next_help_heading("Envoys with quotas")
         .arg(
             value("envoys", "DEMANDS", "Divide a limit over Envoys with so many requests a second each, as the rate limit quota service does; --descriptor is their bucket, or one for each")
                 .value_delimiter(',')
                 .value_parser(envoys::demand)
                 .conflicts_with_all(["compare", "suggest", "decisions"]),
         )
+        .next_help_heading("Comparison and suggestions")
+        .args(questions())
+        .next_help_heading("Report")
+        .args(output())
         .group(ArgGroup::new("traffic").args(["input", "generate", "envoys"]).required(true))
 }
 
@@ -137,22 +144,35 @@ macro_rules! one_of {
     };
 }
 
-/// The flags for recorded traffic, and for the descriptors of both.
-fn recorded() -> [Arg; 9] {
+/// The flags for the requests of any traffic.
+fn requests() -> [Arg; 2] {
     [
         request::descriptor().required(false).long("descriptor").action(ArgAction::Append).help(
             "Descriptor of each request, may be repeated; {field} in a value is a field of the line, {field|filter} a part of it",
         ),
         value("domain", "NAME", "Domain of requests that name none [default: the domain of the rules, if there is one]"),
-        value("format", "FORMAT", "Format of the input [default: found by the first line]").value_parser(one_of!(FormatName)),
-        value("columns", "NAMES", "Columns of CSV without a header").value_delimiter(',').conflicts_with("generate"),
+    ]
+}
+
+/// The flags for recorded traffic.
+fn recorded() -> [Arg; 6] {
+    [
+        value("format", "FORMAT", "Format of the input [default: found by the first line]")
+            .value_parser(one_of!(FormatName)),
+        value("columns", "NAMES", "Columns of CSV without a header")
+            .value_delimiter(',')
+            .conflicts_with("generate"),
         value("time", "FIELD", "Field of the time [default: time, timestamp, start_time, @timestamp or ts]"),
         value("hits", "FIELD", "Field of the number of hits [default: hits; 1 if there is none]"),
-        Arg::new("from-denials").long("from-denials").action(ArgAction::SetTrue)
+        Arg::new("from-denials")
+            .long("from-denials")
+            .action(ArgAction::SetTrue)
             .conflicts_with_all(["descriptor", "time", "hits", "columns", "generate"])
             .help("The input is the log of the service in JSON; its denials are the requests"),
-        Arg::new("strict").long("strict").action(ArgAction::SetTrue).help("Stop at the first line that cannot be read"),
-        path("compare", "RULES", "Decide by these rules too, and report the differences").long("compare"),
+        Arg::new("strict")
+            .long("strict")
+            .action(ArgAction::SetTrue)
+            .help("Stop at the first line that cannot be read"),
     ]
 }
 
@@ -205,9 +225,10 @@ fn shapes() -> [Arg; 4] {
     ]
 }
 
-/// The flags for what is searched, and for bounds.
-fn questions() -> [Arg; 4] {
+/// The flags for what is compared or searched.
+fn questions() -> [Arg; 3] {
     [
+        path("compare", "RULES", "Decide by these rules too, and report the differences").long("compare"),
         value(
             "suggest",
             "SHARE",
@@ -217,16 +238,11 @@ fn questions() -> [Arg; 4] {
         value("suggest-by", "WHAT", "What the share is a share of")
             .default_value("users")
             .value_parser(one_of!(ShareOf)),
-        value("memory-limit", "SIZE", "Maximum memory for counters, as store.memory_limit of a server")
-            .default_value("1GiB")
-            .value_parser(|text: &str| text.parse::<ByteSize>()),
-        value("users-max", "N", "Maximum number of users in the statistics, about 40 bytes each")
-            .default_value("2000000")
-            .value_parser(value_parser!(u32)),
     ]
 }
 
-fn output() -> [Arg; 3] {
+/// The flags for the report and its bounds.
+fn output() -> [Arg; 5] {
     [
         value("top", "N", "Number of users in each list")
             .default_value("10")
@@ -234,6 +250,12 @@ fn output() -> [Arg; 3] {
         path("decisions", "FILE", "Write the decision on each request, a line of JSON each")
             .long("decisions"),
         Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the report as JSON"),
+        value("memory-limit", "SIZE", "Maximum memory for counters, as store.memory_limit of a server")
+            .default_value("1GiB")
+            .value_parser(|text: &str| text.parse::<ByteSize>()),
+        value("users-max", "N", "Maximum number of users in the statistics, about 40 bytes each")
+            .default_value("2000000")
+            .value_parser(value_parser!(u32)),
     ]
 }
 
@@ -405,6 +427,16 @@ mod tests {
         let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/simulate.md"));
         for flag in command().get_arguments().filter_map(|argument| argument.get_long()) {
             assert!(page.contains(&format!("| `--{flag}")), "{flag}");
+        }
+    }
+
+    #[test]
+    fn help_has_every_flag_in_a_group() {
+        let help = command().render_help().to_string();
+        let (_, groups) = help.split_once("\nRequests:\n").unwrap();
+        let (groups, _) = groups.split_once("\nOptions:\n").unwrap_or((groups, ""));
+        for flag in command().get_arguments().filter_map(|argument| argument.get_long()) {
+            assert!(groups.contains(&format!("--{flag}")), "{flag} is not in\n{help}");
         }
     }
 

@@ -17,7 +17,7 @@ use tokio::{
 use tollgate_rules::Rules;
 
 use crate::{
-    command::block_on,
+    command::{CommandError, block_on},
     simulate::{
         decisions::DecisionsFile,
         engine::{Refusals, Replay, RuleTable, Side},
@@ -52,14 +52,14 @@ pub(super) fn command() -> Command {
     flags::command()
 }
 
-pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandError> {
     let rules = load(matches.get_one::<PathBuf>("rules").expect("clap requires it"))?;
     if matches.contains_id("envoys") {
-        let domain = flags::domain(matches, &rules)
-            .ok_or("the rules have several domains: --domain names that of the buckets")?;
+        let several = "the rules have several domains: --domain names that of the buckets";
+        let domain = flags::domain(matches, &rules).ok_or_else(|| CommandError::Usage(several.to_owned()))?;
         return envoys::run(matches, rules, domain);
     }
-    let flags = flags::read(matches, &rules)?;
+    let flags = flags::read(matches, &rules).map_err(CommandError::Usage)?;
     let json = flags.json;
     let goal = flags.goal;
     let report = block_on(in_background(rules, flags))?;

@@ -103,7 +103,7 @@ pub(super) fn may_delay(rules: &Rules) -> bool {
 }
 
 fn rules_finding(rules: &[&Rule], id: &str, what: &str, repair: &str) -> Option<DoctorFinding> {
-    let places = rules.iter().map(|rule| format!("{} ({})", rule.path, rule.location));
+    let places = rules.iter().map(|rule| format!("{} at {}", rule.label(), rule.location));
     (!rules.is_empty()).then(|| DoctorFinding::warning(id, format!("{what}: {}", listed(places)), repair))
 }
 

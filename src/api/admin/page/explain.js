@@ -36,8 +36,8 @@ function ruleText(rule) {
     ["shadow_mode", "shadow mode"],
     ["quota_mode", "quota mode"],
   ].filter(([mode]) => rule[mode]);
-  const name = rule.name ? [`called ${rule.name}`] : [];
-  return [`${rule.path} at ${rule.at}`, ...name, ...modes.map(([, text]) => text)].join(", ");
+  const label = rule.name ? `${rule.name} (${rule.path})` : rule.path;
+  return [`${label} at ${rule.at}`, ...modes.map(([, text]) => text)].join(", ");
 }
 
 function level({ looked_up: text, matched, others, there }) {

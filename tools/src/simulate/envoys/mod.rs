@@ -40,6 +40,7 @@ use tollgate_wire::{
 
 use crate::{
     check::unserved,
+    command::CommandError,
     simulate::envoys::{
         client::EnvoyBucket,
         report::{EnvoyReport, EnvoysReport, RequestSpans},
@@ -117,7 +118,11 @@ struct EnvoysSimulation {
 }
 
 /// Simulates Envoys with buckets in `domain`.
-pub(super) fn run(matches: &ArgMatches, rules: Rules, domain: String) -> Result<(String, ExitCode), String> {
+pub(super) fn run(
+    matches: &ArgMatches,
+    rules: Rules,
+    domain: String,
+) -> Result<(String, ExitCode), CommandError> {
     let default = "it has a default";
     let start: Timestamp = *matches.get_one("start").expect(default);
     let duration: Duration = *matches.get_one("duration").expect(default);
@@ -126,7 +131,7 @@ pub(super) fn run(matches: &ArgMatches, rules: Rules, domain: String) -> Result<
     let demands: Vec<EnvoysDemand> = matches.get_many("envoys").expect("clap requires it").copied().collect();
     let demands: Vec<f64> =
         demands.iter().flat_map(|demand| iter::repeat_n(demand.per_second, demand.envoys)).collect();
-    let buckets = buckets(matches, demands.len())?;
+    let buckets = buckets(matches, demands.len()).map_err(CommandError::Usage)?;
     let clock = Clock::manual(start);
     // A constant secret, so that a run can be repeated exactly.
     let active_rules = Arc::new(ActiveRules::from_rules(rules, clock.now()));
