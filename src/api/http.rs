@@ -26,6 +26,9 @@ use crate::api::{
     reader::{ReadError, ReadRequest, RequestReader},
 };
 
+/// What `GET /` answers.
+const WHAT_LISTENS: &str = "Tollgate over HTTP: POST /json and /v1/... decide, GET /livez, /readyz and /healthcheck are probes; gRPC, metrics and the operators' page have ports of their own\n";
+
 /// Reports whether this process is ready to serve requests.
 pub trait Readiness: Clone + Send + Sync + 'static {
     /// `Ok` has the answer if it is, `Err` the reason why it is not.
@@ -38,9 +41,8 @@ pub trait Readiness: Clone + Send + Sync + 'static {
     }
 }
 
-/// Routes `/healthcheck`, `/livez`, `/readyz`, `POST /json`, the calls of `tollgate.v1` below `/v1` and, if it is set,
-/// `/check`. At most `calls_max` calls run
-/// at once. Calls wait until it is `opened`.
+/// Routes `/`, `/healthcheck`, `/livez`, `/readyz`, `POST /json`, the calls of `tollgate.v1` below `/v1` and, if it is
+/// set, `/check`. At most `calls_max` calls run at once. Calls wait until it is `opened`.
 pub fn router<R: Readiness>(
     api: Api,
     readiness: R,
@@ -51,6 +53,7 @@ pub fn router<R: Readiness>(
     opened: watch::Receiver<bool>,
 ) -> Router {
     let probes = Router::new()
+        .route("/", get(async || WHAT_LISTENS))
         .route("/livez", get(async || "OK"))
         .route("/readyz", get(readyz::<R>))
         .route("/healthcheck", axum::routing::any(healthcheck::<R>))

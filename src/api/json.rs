@@ -30,9 +30,14 @@ pub(super) enum JsonError {
         /// The bound.
         error: TooLarge,
     },
-    /// Not a `RateLimitRequest` in JSON.
-    #[error(transparent)]
-    Malformed(#[from] serde_json::Error),
+    /// Not a request of the method in JSON.
+    #[error("{}{error}", field.as_ref().map_or_else(String::new, |field| format!("{field}: ")))]
+    Malformed {
+        /// The path of the value, as in `descriptors[0].entries[1].value`; `None` at the top.
+        field: Option<String>,
+        /// The cause, with line and column.
+        error: serde_json::Error,
+    },
 }
 
 /// Converts the request of a method to its encoded message. The bounds are checked before anything is built. Unknown
@@ -44,9 +49,23 @@ pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Res
     };
     check_bounds(position, json, bounds)?;
     let mut reader = serde_json::Deserializer::from_slice(json);
-    let message = DynamicMessage::deserialize(descriptor(method).input(), &mut reader)?;
-    reader.end()?;
-    Ok(message.encode_to_vec())
+    let read = DynamicMessage::deserialize(descriptor(method).input(), &mut reader);
+    match read.and_then(|message| reader.end().map(|()| message)) {
+        Ok(message) => Ok(message.encode_to_vec()),
+        Err(error) => Err(JsonError::Malformed { field: wrong_field(method, json), error }),
+    }
+}
+
+/// The path of the value that is wrong. Requests without a fault do not pay for it.
+fn wrong_field(method: Method, json: &[u8]) -> Option<String> {
+    let mut reader = serde_json::Deserializer::from_slice(json);
+    let mut track = serde_path_to_error::Track::new();
+    let tracked = serde_path_to_error::Deserializer::new(&mut reader, &mut track);
+    DynamicMessage::deserialize(descriptor(method).input(), tracked).err()?;
+    // Where a key should begin, the last part is unknown.
+    let path = track.path().to_string();
+    let path = path.trim_end_matches(['?', '.']);
+    (!path.is_empty()).then(|| path.to_owned())
 }
 
 /// Converts a request to JSON, as [`response`] does.
@@ -254,7 +273,25 @@ mod tests {
             r#"{"entries": [{}, {}, {}, {}]}"#,
             r#"{"descriptors": [{"limit": {"entries": [{}, {}, {}, {}]}}]}"#,
         ] {
-            assert!(matches!(read(json), Err(JsonError::Malformed(_))), "{json}");
+            assert!(matches!(read(json), Err(JsonError::Malformed { .. })), "{json}");
+        }
+    }
+
+    #[test]
+    fn wrong_value_is_named_by_its_field() {
+        for (json, error) in [
+            (r#"{"domain": 5}"#, "domain: invalid type: integer `5`, expected a string at line 1 column 12"),
+            (
+                r#"{"descriptors": [{}, {"entries": [{"key": "a", "value": false}]}]}"#,
+                "descriptors[1].entries[0].value: invalid type: boolean `false`, expected a string at line 1 column 61",
+            ),
+            (r#"{"hitsAddend": -1}"#, "hitsAddend: out of range integral type conversion"),
+            (r#"{"descriptors": [{"entry": []}]}"#, "descriptors[0]"),
+            (r#"{"descriptor": []}"#, "unrecognized field name 'descriptor'"),
+            ("{", "EOF while parsing"),
+        ] {
+            let found = read(json).unwrap_err().to_string();
+            assert!(found.starts_with(error), "{json}: {found}");
         }
     }
 

@@ -152,7 +152,9 @@ impl ReadError {
     /// The status code, and the reason in the details.
     pub(super) fn reason(&self) -> (Code, &'static str) {
         match self {
-            Self::Json(JsonError::Malformed(_)) | Self::BodyBroken(_) => (Code::InvalidArgument, "MALFORMED"),
+            Self::Json(JsonError::Malformed { .. }) | Self::BodyBroken(_) => {
+                (Code::InvalidArgument, "MALFORMED")
+            }
             Self::Json(JsonError::TooLarge(_) | JsonError::RequestTooLarge { .. }) | Self::BodyTooLarge => {
                 (Code::InvalidArgument, "TOO_LARGE")
             }

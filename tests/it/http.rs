@@ -26,6 +26,15 @@ async fn probes_of_serving_process_answer_200() {
 }
 
 #[tokio::test]
+async fn root_of_http_port_says_in_one_line_what_listens() {
+    let service = Service::start(RULES).await;
+    let (status, body) = service.http("GET", "/", "").await;
+    assert_eq!((status, body.lines().count()), (200, 1), "{body}");
+    assert!(body.starts_with("Tollgate over HTTP: POST /json and /v1/"), "{body}");
+    assert_eq!(service.http("GET", "/nothing", "").await.0, 404);
+}
+
+#[tokio::test]
 async fn json_answers_200_then_429_with_grpc_messages() {
     let service = Service::start(RULES).await;
     let (code, body) = service.http("POST", "/json", ALICE).await;
