@@ -23,6 +23,9 @@ const BYTES_AT_ONCE: usize = 64 * 1024;
 /// The maximum number of problems in one log line.
 const LOGGED_MAX: usize = 20;
 
+/// The maximum number of problems that have a line each. No place in the code writes more lines in a second.
+const LINES_MAX: usize = 10;
+
 /// Loads the contents of one source.
 #[derive(Debug)]
 pub struct RuleLoader {
@@ -141,19 +144,22 @@ impl RuleLoader {
     fn reject(&self, problems: Arc<Problems>) {
         let source = &self.source;
         let number = problems.len();
-        let list = listed(problems.iter());
         match self.active_rules.status().hash {
             Some(hash) => {
+                let list = listed(problems.iter());
                 error!(
                     source,
                     problems = number,
                     list,
                     hash,
                     "cannot load the rules; the previous rules stay active"
-                )
+                );
             }
             None => {
-                error!(source, problems = number, list, "cannot load the rules; no rules are active")
+                error!(source, problems = number, "cannot load the rules; no rules are active");
+                for problem in problems.iter().take(LINES_MAX) {
+                    error!("{problem}");
+                }
             }
         }
         self.active_rules.fail(problems, self.clock.now());

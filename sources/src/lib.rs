@@ -1,6 +1,10 @@
 //! The source of the rules of a replica: files, a URL, or a control plane over xDS.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use tollgate_counter::{named, time::Clock};
 use tollgate_rules::{ActiveRules, FileSettings, OverlayFile, RuleLoader, Watcher};
@@ -17,6 +21,18 @@ pub struct RuleSourceSettings {
     pub source: SourceSettings,
     /// Whether the replica is ready only once rules are loaded.
     pub required: bool,
+    /// Whether the path of rule files must exist at the start.
+    pub path_must_exist: bool,
+}
+
+impl RuleSourceSettings {
+    /// The path of the rule files if there is nothing, and the start must not wait for it.
+    pub fn missing_path(&self) -> Option<&Path> {
+        let SourceSettings::Files(FileSettings { path, .. }) = &self.source else { return None };
+        // Other errors, such as a lack of permission, are problems of the rules.
+        let is_missing = fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        (self.path_must_exist && is_missing).then_some(path)
+    }
 }
 
 named! {

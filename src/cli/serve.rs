@@ -21,7 +21,7 @@ use tollgate_tools::{USAGE, examples};
 use tracing::{error, info, warn};
 
 use crate::{
-    server::{Server, WorkerPool},
+    server::{Server, StopSignal, WorkerPool},
     settings::{
         BackendChoice, CATALOG, Compat, ListenAddress, ListenerTlsFiles, Settings, SettingsSources,
         environment,
@@ -211,11 +211,11 @@ async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), 
     let mut signals = JoinSet::new();
     signals.spawn(async move {
         loop {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-            if sender.send(()).await.is_err() {
+            let signal = tokio::select! {
+                _ = terminate.recv() => StopSignal::Terminate,
+                _ = interrupt.recv() => StopSignal::Interrupt,
+            };
+            if sender.send(signal).await.is_err() {
                 return;
             }
         }

@@ -1,6 +1,6 @@
 //! Builds all components of the service in order, and runs them.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use bytesize::ByteSize;
 use tokio::{
@@ -87,6 +87,15 @@ impl Budgets {
     }
 }
 
+/// A request to end the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopSignal {
+    /// From a supervisor, which has other instances asked meanwhile.
+    Terminate,
+    /// From a terminal.
+    Interrupt,
+}
+
 /// Why the service cannot start, or has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ServiceError {
@@ -100,6 +109,9 @@ pub enum ServiceError {
         /// The cause.
         error: io::Error,
     },
+    /// There are no rule files.
+    #[error("rules.path: {path} does not exist; with rules.required false the service starts without it", path = .0.display())]
+    RulesMissing(PathBuf),
     /// The clock of the machine is wrong.
     #[error(transparent)]
     Clock(#[from] ClockOutOfRange),
@@ -161,6 +173,9 @@ impl Server {
     /// Loads the certificates and binds all listeners. Fails if any of them is invalid, or the clock is.
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, ServiceError> {
         clock.require_in_range()?;
+        if let Some(path) = settings.rules.missing_path() {
+            return Err(ServiceError::RulesMissing(path.to_owned()));
+        }
         if let Some(path) = &settings.admin.token_file {
             admin::Token::new(path.clone()).read()?;
         }
@@ -261,13 +276,15 @@ impl Server {
         );
     }
 
-    /// Serves until the first message of `shutdown`, then drains and writes the snapshot within the drain timeout. A
-    /// second message ends this at once. Fails, with a snapshot, if the system clock leaves the range of the clock.
-    pub async fn run(self, mut shutdown: mpsc::Receiver<()>) -> Result<(), ServiceError> {
+    /// Serves until the first message of `shutdown`, then drains and writes the snapshot within the drain timeout. An
+    /// interrupt has no drain delay if there is no cluster and no caller is connected. A second message ends this at
+    /// once. Fails, with a snapshot, if the system clock leaves the range of the clock.
+    pub async fn run(self, mut shutdown: mpsc::Receiver<StopSignal>) -> Result<(), ServiceError> {
         self.log_bounds();
         let Self { grpc, http, admin, metrics, traces, settings, clock, stats, mut workers, logs } = self;
         let (phase, phases) = watch::channel(Phase::Starting);
-        let drain = settings.drain.clone();
+        let mut drain = settings.drain.clone();
+        let callers = [stats.grpc.clone(), stats.http.clone()];
         let poll_interval = settings.tls.poll_interval;
         let grpc_address = settings.grpc.listen.clone();
         let mut tasks = Tasks::default();
@@ -327,7 +344,13 @@ impl Server {
         };
         let result = tokio::select! {
             result = serve => result,
-            _ = shutdown.recv() => Ok(()),
+            signal = shutdown.recv() => {
+                let is_alone = components.cluster.is_none() && callers.iter().all(|callers| callers.open() == 0);
+                if signal == Some(StopSignal::Interrupt) && is_alone {
+                    drain.delay = Duration::ZERO;
+                }
+                Ok(())
+            }
             error = tasks.exit() => Err(error),
         };
         let is_graceful = result.is_ok();

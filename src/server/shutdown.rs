@@ -16,7 +16,7 @@ use tracing::{field::display, info, warn};
 
 use crate::{
     persistence::Persistence,
-    server::{Phase, replica},
+    server::{Phase, StopSignal, replica},
     settings::Drain,
 };
 
@@ -45,7 +45,7 @@ struct UnfinishedShutdown {
 
 impl Shutdown {
     /// Finishes open calls if `is_graceful`, then writes the snapshot and the spans. A signal ends this at once.
-    pub(super) async fn run(self, is_graceful: bool, mut second_signal: mpsc::Receiver<()>) {
+    pub(super) async fn run(self, is_graceful: bool, mut second_signal: mpsc::Receiver<StopSignal>) {
         let cluster = self.cluster.clone();
         let persistence = self.persistence.clone();
         let has_snapshot = persistence.path().is_some();

@@ -55,7 +55,7 @@ settings! {
         poll_interval: Duration = time() => "3s"
             "Interval between comparisons of the rule files with the active rules, in addition to file system events.";
         required: bool = boolean() => "true"
-            "Whether the replica is ready only once rules are loaded. Otherwise /healthcheck answers 200 from the start.";
+            "Whether rules.path must exist at the start, and the replica is ready only once rules are loaded. Otherwise /healthcheck answers 200 from the start.";
         overlay: Option<PathBuf> = or_off(path()) => "off"
             "File that adds algorithms and other keys to the rules of a control plane; it is compared every rules.poll_interval too.";
     }

@@ -57,7 +57,7 @@ impl SettingsDraft {
                 overlay.map(file),
             ),
         };
-        RuleSourceSettings { source, required }
+        RuleSourceSettings { source, required, path_must_exist: required }
     }
 }
 

@@ -98,6 +98,8 @@ impl SettingsSources {
                 *source = source.take().or(given.map(PasswordSource::Text));
             }
         }
+        // The directory that envoyproxy/ratelimit reads may come later than the process.
+        settings.rules.path_must_exist &= self.compat.is_none();
         Ok(Settings { traces, without_effect, backend: choice, ..settings })
     }
 

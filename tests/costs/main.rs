@@ -111,6 +111,6 @@ async fn call_takes_at_most_20_allocations() {
     assert_eq!(answer.statuses[0].limit_remaining, 1_000_000 - charged, "every call is charged once");
 
     drop(client);
-    shutdown.send(()).await.unwrap();
+    shutdown.send(tollgate::server::StopSignal::Terminate).await.unwrap();
     task.await.unwrap().unwrap();
 }

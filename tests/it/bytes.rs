@@ -174,7 +174,7 @@ async fn recording_of_bytes_is_read_back_by_its_escapes() {
     let service = Service::start_with(RULES, &[("admin.record", "plain")]).await;
     let recording = Recording::start(&service, "seconds=60&values=plain").await;
     assert_eq!(passes(&service, &[BYTE, SPELLED]).await, [true; 2]);
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     let lines = recording.ended().await;
     let entry =
         |line: &str| serde_json::from_str::<Value>(line).unwrap()["descriptors"][0]["entries"][0].clone();

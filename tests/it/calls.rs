@@ -202,7 +202,7 @@ async fn idle_client_that_ignores_goaway_does_not_delay_shutdown() {
     client.write_all(&[call_headers(0), data].concat()).await.unwrap();
     let answer = read_until(&mut client, |frame| frame.stream == 1 && frame.flags & END_STREAM != 0);
     assert!(timeout(TIMEOUT, answer).await.unwrap().is_some());
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     // A full drain would take 25 s.
     timeout(TIMEOUT, service.task).await.unwrap().unwrap().unwrap();
 }

@@ -82,7 +82,7 @@ async fn replica_with_corrected_clock_relinks_and_keeps_limits() {
     assert!(log.take().iter().any(|line| line.contains("WARN") && line.contains("was corrected")));
 
     // The other replica restarts, so that every link is new.
-    first.shutdown.send(()).await.unwrap();
+    first.terminate().await;
     first.task.await.unwrap().unwrap();
     let second = replica(RULES, &secret, &address).await;
     until_linked(&kept).await;

@@ -11,7 +11,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tollgate::{
-    server::{ListenerAddresses, Server, ServerStats, ServiceError, WorkerPool},
+    server::{ListenerAddresses, Server, ServerStats, ServiceError, StopSignal, WorkerPool},
     settings::{Setting, Settings, SettingsSources},
 };
 use tollgate_counter::time::{Clock, Timestamp};
@@ -37,7 +37,7 @@ pub const START: Timestamp = Timestamp::from_nanos((1_790_000_040 + 24) * 1_000_
 pub struct Service {
     pub addresses: ListenerAddresses,
     pub clock: Clock,
-    pub shutdown: mpsc::Sender<()>,
+    pub shutdown: mpsc::Sender<StopSignal>,
     pub task: JoinHandle<Result<(), ServiceError>>,
     pub rules: TempDir,
     pub counters: ServerStats,
@@ -101,6 +101,11 @@ impl Service {
         let service = Self::start_unready(rules, overrides).await;
         service.until_http("/readyz", 200).await;
         service
+    }
+
+    /// Ends it as a supervisor does.
+    pub async fn terminate(&self) {
+        self.shutdown.send(StopSignal::Terminate).await.unwrap();
     }
 
     /// A service that need not become ready.

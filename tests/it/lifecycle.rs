@@ -167,12 +167,12 @@ async fn reflection_answers_older_tools_too() {
 async fn draining_process_is_not_ready_but_answers_calls() {
     let service = Service::start_with(RULES, &[("drain.delay", "30s"), ("drain.timeout", "60s")]).await;
     let channel = service.channel().await;
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     until(async || (health(&channel, "").await == Ok(ServingStatus::NotServing)).then_some(())).await;
     assert_eq!(service.http("GET", "/readyz", "").await, (503, "leaving\n".to_owned()));
     assert!(service.call(request_for("shop", "user", "new connection")).await.is_ok());
     // A second signal ends the process at once.
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
 }
 
@@ -182,7 +182,7 @@ async fn shutdown_ends_despite_connected_and_watching_clients() {
     let client = service.client().await;
     let watching = HealthCheckRequest { service: String::new() };
     let mut watch = HealthClient::new(service.channel().await).watch(watching).await.unwrap().into_inner();
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
     while let Ok(Some(_)) = watch.message().await {}
     drop(client);
@@ -207,9 +207,27 @@ descriptors:
         (service.call(peek).await.unwrap().statuses[0].limit_remaining == 0).then_some(())
     })
     .await;
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
     assert!(!waiting.is_finished(), "the call was still open");
+}
+
+#[tokio::test]
+async fn missing_path_of_rules_ends_the_start_unless_rules_are_not_required() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rulez.yaml").display().to_string();
+    let bind = async |required| {
+        let overrides = [("rules.path", &*path), ("rules.required", required)];
+        Server::bind(settings(&folder, &overrides), Clock::system()).await
+    };
+    let error = bind("true").await.unwrap_err().to_string();
+    assert_eq!(
+        error,
+        format!("rules.path: {path} does not exist; with rules.required false the service starts without it")
+    );
+    assert!(bind("false").await.is_ok());
+    std::fs::write(&path, "domain: [").unwrap();
+    assert!(bind("true").await.is_ok(), "the file can be repaired while the service runs");
 }
 
 #[tokio::test]
@@ -234,7 +252,7 @@ async fn calls_in_flight_are_finished_during_drain() {
         }
         answered
     });
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
     assert!(timeout(TIMEOUT + Duration::from_secs(1), calling).await.unwrap().unwrap() > 0);
 }

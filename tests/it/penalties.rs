@@ -225,7 +225,7 @@ async fn penalty_in_a_snapshot_survives_a_restart() {
     let settings = [("store.snapshot", path.to_str().unwrap())];
     let service = Service::start_with(RULES, &settings).await;
     assert_eq!(provoke(&service, "eve").await, Some(120));
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     service.task.await.unwrap().unwrap();
     // Its clock begins where that of the first one did.
     let service = Service::start_with(RULES, &settings).await;
@@ -261,7 +261,7 @@ async fn penalty_moves_with_its_counter_in_a_cluster() {
     let ended = "user%200";
     ok_json(&second, "DELETE", &login(ended), "").await;
     // The first replica leaves, and the second one gets all counters.
-    first.shutdown.send(()).await.unwrap();
+    first.terminate().await;
     first.task.await.unwrap().unwrap();
     for user in users().skip(1) {
         assert!(try_login(&second, &user).await.is_some_and(|wait| wait > 2_000), "{user}");

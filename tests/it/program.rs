@@ -27,6 +27,7 @@ pub struct Program {
     pub grpc: SocketAddr,
     pub http: SocketAddr,
     pub admin: SocketAddr,
+    pub metrics: SocketAddr,
     log: mpsc::UnboundedReceiver<Value>,
     _rules: tempfile::TempDir,
 }
@@ -56,7 +57,7 @@ impl Program {
         let mut process = command.stderr(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
         let mut addresses = Vec::new();
-        while addresses.len() < 3 {
+        while addresses.len() < 4 {
             let line = timeout(TIMEOUT, lines.next_line()).await.unwrap().unwrap().unwrap();
             let event: Value = serde_json::from_str(&line).unwrap();
             if event["message"] == "listening" {
@@ -70,8 +71,8 @@ impl Program {
                 let _ = sender.send(serde_json::from_str(&line).unwrap());
             }
         });
-        let [grpc, http_at, admin] = addresses[..] else { unreachable!("three were read") };
-        Self { process, grpc, http: http_at, admin, log, _rules: folder }
+        let [grpc, http_at, admin, metrics] = addresses[..] else { unreachable!("four were read") };
+        Self { process, grpc, http: http_at, admin, metrics, log, _rules: folder }
     }
 
     /// Sends a signal to the process.

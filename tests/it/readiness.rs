@@ -77,7 +77,7 @@ async fn last_replica_of_a_cluster_stays_ready_beside_a_stranger() {
     let address = cluster_address(&first).await;
     let (last, _folder) = replica(SECRET, &address).await;
     until_linked(&last).await;
-    first.shutdown.send(()).await.unwrap();
+    first.terminate().await;
     assert!(timeout(TIMEOUT, first.task).await.unwrap().unwrap().is_ok());
     // Another process gets the address of the replica that has left.
     let (stranger, _folder) = replica_at(&address, OTHER, "off").await;

@@ -304,6 +304,19 @@ async fn each_file_content_is_logged_once() {
 }
 
 #[tokio::test]
+async fn problems_at_the_start_are_logged_one_a_line_as_check_prints_them() {
+    let log = Log::text();
+    let manual = ManualWatcher::start("domain: shop\ndescriptors: [{key: a}, {key: a}, {kez: b}]\n").await;
+    let lines = log.take();
+    let problems = manual.active_rules.status().last_error.unwrap().problems;
+    assert!(lines[0].contains("cannot load the rules; no rules are active"), "{lines:?}");
+    assert_eq!((lines.len(), problems.len()), (4, 3));
+    for (line, problem) in lines[1..].iter().zip(problems.iter()) {
+        assert!(line.contains(&problem.to_string()), "{line}");
+    }
+}
+
+#[tokio::test]
 async fn unchanged_content_only_clears_an_error() {
     let mut manual = ManualWatcher::start(&version(0)).await;
     let before = manual.active_rules.status();

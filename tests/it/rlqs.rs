@@ -199,7 +199,7 @@ async fn stream_ends_when_the_server_stops() {
     let service = service().await;
     let mut client = Client::open(&service, "rate").await.unwrap();
     client.bucket().await;
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     assert_eq!(client.next().await.unwrap_err().code(), Code::Unavailable);
     timeout(TIMEOUT, service.task).await.unwrap().unwrap().unwrap();
 }

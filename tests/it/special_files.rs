@@ -85,7 +85,7 @@ async fn pipe_as_rules_is_a_problem_of_that_file() {
 async fn pipe_as_snapshot_is_kept_and_counters_start_empty() {
     let (_folder, _, pipe) = folder();
     let service = timeout(TIMEOUT, Service::start_with(RULES, &[("store.snapshot", &pipe)])).await.unwrap();
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
     assert!(!fs::symlink_metadata(&pipe).unwrap().is_file());
 }

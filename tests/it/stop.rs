@@ -1,10 +1,14 @@
-//! Stop signals to a process whose snapshot takes long.
+//! Stop signals to a process, also to one whose snapshot takes long.
 
 use std::{path::Path, process::Stdio};
 
 use tokio::process::Command;
+use tollgate_wire::proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 
-use crate::program::{PROGRAM, Program};
+use crate::{
+    harness::{http, request_for, until},
+    program::{PROGRAM, Program},
+};
 
 const RULES: &str = "
 domain: shop
@@ -69,7 +73,7 @@ async fn second_signal_during_drain_ends_process_without_snapshot() {
     let path = folder.path().join("counters");
     let flags = ["--snapshot", path.to_str().unwrap(), "--drain-delay", "100s", "--drain-timeout", "200s"];
     let mut program = Program::start(RULES, &flags).await;
-    program.signal("INT").await;
+    program.signal("TERM").await;
     program.until_logged("draining").await;
     program.signal("TERM").await;
     let event = program.until_logged("second stop signal received, stopping without finishing these").await;
@@ -79,4 +83,50 @@ async fn second_signal_during_drain_ends_process_without_snapshot() {
         "{event}"
     );
     assert_eq!(program.exit_code().await, Some(0));
+}
+
+const SLOW_DRAIN: [&str; 4] = ["--drain-delay", "100s", "--drain-timeout", "200s"];
+
+/// Waits until the connections of the probes are closed.
+async fn until_no_connection(program: &Program) {
+    until(async || {
+        let (_, page) = http(program.metrics, "GET", "/metrics", "").await.ok()?;
+        page.contains("tollgate_connections{listener=\"http\"} 0\n").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn interrupt_without_callers_ends_process_at_once() {
+    let mut program = Program::start(RULES, &SLOW_DRAIN).await;
+    until_no_connection(&program).await;
+    program.signal("INT").await;
+    assert_eq!(program.until_logged("draining").await["delay"], "0ns");
+    assert_eq!(program.exit_code().await, Some(0));
+}
+
+#[tokio::test]
+async fn interrupt_with_a_caller_and_sigterm_keep_the_drain_delay() {
+    let mut called = Program::start(RULES, &SLOW_DRAIN).await;
+    let to = format!("http://{}", called.grpc);
+    let mut client = RateLimitServiceClient::connect(to).await.unwrap();
+    client.should_rate_limit(request_for("shop", "user", "ann")).await.unwrap();
+    let mut alone = Program::start(RULES, &SLOW_DRAIN).await;
+    until_no_connection(&alone).await;
+    for (program, signal) in [(&mut called, "INT"), (&mut alone, "TERM")] {
+        program.signal(signal).await;
+        assert_eq!(program.until_logged("draining").await["delay"], "100s", "{signal}");
+    }
+}
+
+#[tokio::test]
+async fn interrupt_keeps_the_drain_delay_in_a_cluster() {
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(secret.path(), "a secret that replicas share").unwrap();
+    let secret = secret.path().to_str().unwrap();
+    let cluster = ["--cluster-listen", "127.0.0.1:0", "--cluster-secret-file", secret];
+    let mut member = Program::start(RULES, &[&SLOW_DRAIN[..], &cluster].concat()).await;
+    until_no_connection(&member).await;
+    member.signal("INT").await;
+    assert_eq!(member.until_logged("draining").await["delay"], "100s");
 }

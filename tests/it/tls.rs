@@ -331,7 +331,7 @@ async fn idle_http2_client_without_ping_ack_delays_no_shutdown() {
     // A connection from which nothing was received is closed without a frame.
     read_until(&mut idle, |frame| frame.kind == SETTINGS && frame.flags == ACK).await.unwrap();
     // The client acknowledges nothing from here on, also not the PING of the shutdown.
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     assert!(timeout(TIMEOUT, read_until(&mut idle, |frame| frame.kind == GOAWAY)).await.unwrap().is_some());
     assert!(timeout(TIMEOUT, service.task).await.unwrap().unwrap().is_ok());
 }

@@ -96,7 +96,7 @@ async fn call(service: &Service, request: RateLimitRequest, headers: &[(&'static
 
 /// Shuts the service down, which flushes its spans.
 async fn shut_down(service: Service) {
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     service.task.await.unwrap().unwrap();
 }
 

@@ -200,7 +200,7 @@ async fn open_page_ends_at_shutdown() {
     let service = Service::start(RULES).await;
     let mut page = Live::open(&service, "").await;
     assert!(page.next().await.is_some());
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     timeout(TIMEOUT, service.task).await.unwrap().unwrap().unwrap();
     while page.next().await.is_some() {}
 }

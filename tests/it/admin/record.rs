@@ -48,7 +48,7 @@ async fn recorded_by(rules: &str, values: &str, calls: impl AsyncFnOnce(&Service
     let recording = Recording::start(&service, &format!("seconds=60&values={values}")).await;
     assert!(recording.0.head.contains("application/x-ndjson"), "{}", recording.0.head);
     calls(&service).await;
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     recording.ended().await.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
@@ -171,7 +171,7 @@ async fn values_chosen_against_the_patterns_delay_no_call() {
     let recording = Recording::start(&service, "seconds=600").await;
     let with = quickest().await;
     assert!(with < without * 4, "{with:?}, without a recording {without:?}");
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     let lines = recording.ended().await;
     assert_eq!(lines.len(), 6, "five calls and the summary");
     assert!(!lines[0].contains("xyz"));
@@ -217,7 +217,7 @@ async fn requests_beyond_the_bound_are_left_out_and_counted() {
     for _ in 0..100 {
         client.should_rate_limit(with_hits(request_for("shop", "user", &value), 1)).await.unwrap();
     }
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     let lines = recording.ended().await;
     let summary: Value = serde_json::from_str(lines.last().unwrap()).unwrap();
     let number = |name: &str| summary["recording"][name].as_u64().unwrap();

@@ -228,7 +228,7 @@ async fn stream_ends_after_its_answers_when_the_server_stops() {
     let mut stream = Stream::open(&service).await;
     stream.ask(7, each(batch(1))).await;
     assert_eq!(stream.answer().await.0, 7);
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     assert_eq!(stream.next().await.unwrap_err().code(), Code::Unavailable);
     timeout(TIMEOUT, service.task).await.unwrap().unwrap().unwrap();
 }

@@ -101,7 +101,7 @@ async fn replayed_recording_decides_as_the_server_did() {
     let service = Service::start_with(EVERY_ALGORITHM, &[("admin.record", "hashed")]).await;
     let recording = Recording::start(&service, "seconds=600").await;
     let (answers, lines) = recorded(&service, CALLS, Duration::ZERO).await;
-    service.shutdown.send(()).await.unwrap();
+    service.terminate().await;
     let recording = recording.ended().await;
     assert_eq!(recording.len(), lines.lines().count() + 1);
     assert!(!recording.iter().any(|line| line.contains("ann")));
@@ -148,5 +148,5 @@ async fn denials_in_the_log_of_the_service_are_replayed() {
     assert_eq!((&report["requests"], &report["bad_lines"]), (&1.into(), &0.into()));
     let (code, _, errors) =
         ended(simulate(folder.path(), "log --from-denials --descriptor user={user}")).await;
-    assert!(code == Some(1) && errors.contains("cannot be used with"), "{errors}");
+    assert!(code == Some(64) && errors.contains("cannot be used with"), "{errors}");
 }
