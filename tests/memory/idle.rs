@@ -73,7 +73,10 @@ fn reports() -> Vec<u8> {
 }
 
 async fn connected(address: SocketAddr) -> SendRequest<Bytes> {
-    let (sender, connection) = client::handshake(TcpStream::connect(address).await.unwrap()).await.unwrap();
+    let stream = TcpStream::connect(address).await.unwrap();
+    // Otherwise the end of each window waits for the delayed acknowledgement of the server's kernel.
+    stream.set_nodelay(true).unwrap();
+    let (sender, connection) = client::handshake(stream).await.unwrap();
     tokio::spawn(connection);
     sender
 }
