@@ -1,11 +1,13 @@
 package tollgate_test
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,6 +31,7 @@ var _ = []tollgate.Checker{(*tollgate.Client)(nil), (*tollgate.PrepaidSlices)(ni
 // limitedCall is a vector of middleware.
 type limitedCall struct {
 	Name    string
+	Accept  string
 	Options map[string]any
 	Request *tollgate.VectorRequest
 	Answer  *tollgate.VectorAnswer
@@ -38,7 +41,8 @@ type limitedCall struct {
 	HTTP    struct {
 		Status     int
 		RetryAfter *string `json:"retry_after"`
-		Body       string
+		Type       string
+		Body       *string
 	}
 	GRPC struct {
 		Code, Message string
@@ -86,17 +90,24 @@ func (c *limitedCall) overHTTP(t *testing.T) {
 	handler := limit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { passes = true }))
 	response, begin := httptest.NewRecorder(), time.Now()
 
-	handler.ServeHTTP(response, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
+	request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+	if c.Accept != "" {
+		request.Header.Set("Accept", c.Accept)
+	}
+	handler.ServeHTTP(response, request)
 
 	c.compare(t, passes, begin, response.Header().Values)
 	var retryAfter []string
 	if c.HTTP.RetryAfter != nil {
 		retryAfter = []string{*c.HTTP.RetryAfter}
 	}
-	isRefused := response.Code == c.HTTP.Status && response.Body.String() == c.HTTP.Body &&
-		slices.Equal(response.Header().Values("Retry-After"), retryAfter)
+	isRefused := response.Code == c.HTTP.Status && slices.Equal(response.Header().Values("Retry-After"), retryAfter)
+	if body := c.HTTP.Body; body != nil {
+		mediaType, _, _ := strings.Cut(response.Header().Get("Content-Type"), ";")
+		isRefused = isRefused && response.Body.String() == *body && mediaType == cmp.Or(c.HTTP.Type, "text/plain")
+	}
 	if !passes && !isRefused {
-		t.Errorf("%d %v", response.Code, response.Header())
+		t.Errorf("%d %v %s", response.Code, response.Header(), response.Body)
 	}
 }
 

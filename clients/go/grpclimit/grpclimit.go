@@ -79,14 +79,11 @@ func pass(
 }
 
 func denial(decision tollgate.Decision) error {
-	message := "rate limit exceeded"
-	if decision.NeverBecause != "" {
-		message = decision.NeverBecause
-	}
-	denied, wait := status.New(codes.ResourceExhausted, message), decision.RetryAfter
+	code, wait := codes.ResourceExhausted, decision.RetryAfter
 	if decision.Source == tollgate.SourceDefault {
-		denied, wait = status.New(codes.Unavailable, "the rate limiter gave no answer"), headers.NoAnswerWait
+		code, wait = codes.Unavailable, headers.NoAnswerWait
 	}
+	denied := status.New(code, headers.Reason(&decision))
 	if wait <= 0 {
 		return denied.Err()
 	}

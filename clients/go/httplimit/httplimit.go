@@ -2,12 +2,15 @@
 package httplimit
 
 import (
-	"io"
+	"encoding/json"
 	"net/http"
+	"strings"
 
 	"example.com/tollgate"
 	"example.com/tollgate/internal/headers"
 )
+
+const problemType = "application/problem+json"
 
 // Describe says what a request asks for; nil if the request is not limited.
 type Describe func(*http.Request) *tollgate.Request
@@ -39,7 +42,7 @@ func pass(checker tollgate.Checker, limited *tollgate.Request, writer http.Respo
 		return false
 	}
 	if !decision.Allowed {
-		Refuse(writer, &decision)
+		Refuse(writer, request, &decision)
 		return false
 	}
 	addLimit(writer, &decision)
@@ -49,8 +52,8 @@ func pass(checker tollgate.Checker, limited *tollgate.Request, writer http.Respo
 
 // Refuse responds to a denied request: with status 429, and with Retry-After if the same request passes later; with
 // status 503, and with Retry-After of a second, if the decision is the default one. The response has the headers of the
-// tightest limit. Its body is the reason if the request never passes; otherwise it has none.
-func Refuse(writer http.ResponseWriter, decision *tollgate.Decision) {
+// tightest limit. Its body says why, as a text, or as a problem (RFC 9457) if the request accepts one.
+func Refuse(writer http.ResponseWriter, request *http.Request, decision *tollgate.Decision) {
 	code, wait := http.StatusTooManyRequests, decision.RetryAfter
 	if decision.Source == tollgate.SourceDefault {
 		code, wait = http.StatusServiceUnavailable, headers.NoAnswerWait
@@ -59,12 +62,29 @@ func Refuse(writer http.ResponseWriter, decision *tollgate.Decision) {
 	if wait > 0 {
 		writer.Header().Set("Retry-After", headers.Seconds(wait))
 	}
-	if decision.NeverBecause != "" {
-		writer.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	}
+	contentType, body := refusalBody(request, code, headers.Reason(decision))
+	writer.Header().Set("Content-Type", contentType)
 	writer.WriteHeader(code)
 	// An error says that the caller is gone.
-	_, _ = io.WriteString(writer, decision.NeverBecause)
+	_, _ = writer.Write(body)
+}
+
+// problem is a problem of RFC 9457.
+type problem struct {
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+}
+
+func refusalBody(request *http.Request, code int, reason string) (contentType string, body []byte) {
+	for _, accepted := range request.Header.Values("Accept") {
+		if strings.Contains(strings.ToLower(accepted), problemType) {
+			// Text and a number can always be encoded.
+			body, _ = json.Marshal(problem{http.StatusText(code), code, reason})
+			return problemType, body
+		}
+	}
+	return "text/plain; charset=utf-8", []byte(reason)
 }
 
 func addLimit(writer http.ResponseWriter, decision *tollgate.Decision) {

@@ -57,8 +57,8 @@ async function chat(request, response) {
   if (!reservation.decision.allowed) {
     // Holds hits only if the answer was lost, and the default has decided.
     await repeated(() => client.cancel(reservation));
-    const { status, headers } = refusal(reservation.decision);
-    return response.writeHead(status, headers).end();
+    const { status, headers, body } = refusal(reservation.decision, request.headers.accept);
+    return response.writeHead(status, headers).end(body);
   }
   let sent = 0;
   try {

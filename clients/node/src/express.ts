@@ -20,8 +20,8 @@ export function rateLimit<Request extends IncomingMessage>(
     decide(checker, describe, request).then((decision) => {
       if (decision === undefined) return next();
       if (!decision.allowed) {
-        const { status, headers } = refusal(decision);
-        return response.writeHead(status, headers).end(decision.neverBecause);
+        const { status, headers, body } = refusal(decision, request.headers.accept);
+        return response.writeHead(status, headers).end(body);
       }
       for (const [name, value] of Object.entries(headersOf(decision))) response.setHeader(name, value);
       next();

@@ -24,8 +24,8 @@ export const rateLimit: FastifyPluginAsync<RateLimitOptions> = async (app, { che
     const decision = await decide(checker, describe, request);
     if (decision === undefined) return;
     if (!decision.allowed) {
-      const { status, headers } = refusal(decision);
-      return reply.code(status).headers(headers).send(decision.neverBecause || undefined);
+      const { status, headers, body } = refusal(decision, request.headers.accept);
+      return reply.code(status).headers(headers).send(body);
     }
     reply.headers(headersOf(decision));
   });

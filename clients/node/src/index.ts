@@ -6,7 +6,7 @@ export { PROTO_DIRECTORY } from "./codec.js";
 export type { TlsOptions } from "./connection.js";
 export { type Decision, type LimitStatus, type Source, tightest } from "./decision.js";
 export { InvalidRequestError, NoAnswerError } from "./errors.js";
-export { refusal } from "./http.js";
+export { type Refusal, refusal } from "./http.js";
 export type { Limit, Unit } from "./limit.js";
 export type { Metrics, Outcome } from "./metrics.js";
 export { PrepaidSlices, type SliceOptions } from "./prepaid.js";

@@ -31,13 +31,11 @@ async function serveFastify(test, checker, describe) {
   return app.listen({ host: "127.0.0.1", port: 0 });
 }
 
-const BODIES = { 429: "", 503: "", 500: "InvalidRequestError" };
-
 for (const [framework, serve] of [
   ["express", serveExpress],
   ["fastify", serveFastify],
 ])
-  for (const { name, options, request, answer, passes, waits_ms: waits = 0, limit, http } of vectorsOf("middleware"))
+  for (const { name, options, request, accept, answer, passes, waits_ms: waits = 0, limit, http } of vectorsOf("middleware"))
     test(`${framework}_${name}`, async (t) => {
       const scripted = await startScripted(t);
       const client = clientOf(t, scripted.address, optionsOf(options));
@@ -45,12 +43,16 @@ for (const [framework, serve] of [
       const url = await serve(t, client, () => (request === null ? undefined : requestOf(request)));
       const begin = performance.now();
 
-      const response = await fetch(url);
+      const response = await fetch(url, accept && { headers: { accept } });
 
       const body = await response.text();
       const found = [...response.headers].filter(([each]) => each.startsWith("ratelimit-"));
       assert.deepEqual(Object.fromEntries(found), limit);
       assert.ok(performance.now() - begin >= waits);
-      const wanted = passes ? [200, "passed", null] : [http.status, http.body ?? BODIES[http.status], http.retry_after];
+      const wanted = passes
+        ? [200, "passed", null]
+        : [http.status, http.body ?? "InvalidRequestError", http.retry_after];
       assert.deepEqual([response.status, body, response.headers.get("retry-after")], wanted);
+      const [type] = (response.headers.get("content-type") ?? "").split(";");
+      if (http?.body) assert.equal(type, http.type ?? "text/plain");
     });

@@ -8,6 +8,7 @@ import {
   InvalidRequestError,
   type Metrics,
   PrepaidSlices,
+  type Refusal,
   refusal,
   type Settlement,
   tightest,
@@ -48,7 +49,7 @@ const settlement: Settlement = reservation.decision.allowed
   : await client.cancel(reservation);
 if (settlement.limits[0]?.outcome === "released") console.log(settlement.limits[0].notCharged);
 
-const { status, headers }: { status: number; headers: Record<string, string> } = refusal(reservation.decision);
+const { status, headers, body }: Refusal = refusal(reservation.decision, "text/html");
 console.log(status, headers["Retry-After"]);
 
 const slices = new PrepaidSlices(client, { hits: 1_000 });

@@ -77,8 +77,8 @@ async def chat(request):
             await client.cancel(reservation)
         except NoAnswerError as error:
             logging.warning("the reservation may be held until it expires: %s", error)
-        status, headers = refusal(reservation.decision)
-        return Response(status_code=status, headers=dict(headers))
+        status, headers, body = refusal(reservation.decision, request.headers.get("accept", ""))
+        return Response(body, status_code=status, headers=dict(headers))
     return MeteredResponse(model(int(tokens_max)), reservation)
 
 

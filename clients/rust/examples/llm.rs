@@ -85,7 +85,7 @@ async fn chat(
     let decision = metered.reservation.decision.clone();
     if !decision.allowed {
         metered.sent = None;
-        return decision.refusal();
+        return decision.refusal(&headers);
     }
     let tokens = stream::unfold((metered, 0), move |(mut metered, number)| async move {
         let token = model.token(number).await.filter(|_| number < tokens_max)?;

@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 
-use crate::{Unit, headers, v1};
+use crate::{
+    Unit,
+    headers::{self, RefusalFormat},
+    v1,
+};
 
 /// What to do with a request.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,11 +108,11 @@ impl Decision {
         })
     }
 
-    /// The response to a denied HTTP request: 429, with `Retry-After` if the same request passes later, or with the
-    /// reason as its body if it never does; 503, with `Retry-After` of a second, if the source is the default. It has the
-    /// headers of the tightest limit.
-    pub fn refusal<B: Default + From<String>>(&self) -> http::Response<B> {
-        headers::refusal(self).map(|reason| reason.map_or_else(B::default, B::from))
+    /// The response to a denied HTTP request with these headers: 429, with `Retry-After` if the same request passes
+    /// later; 503, with `Retry-After` of a second, if the source is the default. It has the headers of the tightest
+    /// limit. The body says why, as a text, or as a problem (RFC 9457) if the request accepts one.
+    pub fn refusal<B: From<String>>(&self, request: &http::HeaderMap) -> http::Response<B> {
+        headers::refusal(self, RefusalFormat::accepted(request)).map(B::from)
     }
 
     /// Waits for the delay of the decision: an allowed request goes on afterwards.

@@ -6,11 +6,15 @@ use std::{
 };
 
 use http::{HeaderMap, Response, StatusCode, header::CONTENT_TYPE};
-use tonic::{Code, Status};
+use http_body_util::{Either, Full};
+use tonic::{Code, Status, codegen::Bytes};
 use tonic_types::{ErrorDetails, StatusExt};
 use tower::{Layer, Service};
 
-use crate::{Checker, Client, Decision, Request, Source, headers};
+use crate::{
+    Checker, Client, Decision, Request, Source,
+    headers::{self, RefusalFormat},
+};
 
 /// Limits the requests of a service. `describe` says what each request asks; a request for which it returns `None` is
 /// not limited.
@@ -50,6 +54,9 @@ impl<S, D: Clone, C: Clone> Layer<S> for RateLimitLayer<D, C> {
     }
 }
 
+/// The body of a response: that of the service, or that of a refusal.
+pub type LimitedBody<B> = Either<B, Full<Bytes>>;
+
 impl<S, D, C, A, B> Service<http::Request<A>> for RateLimitService<S, D, C>
 where
     S: Service<http::Request<A>, Response = Response<B>> + Clone + Send + 'static,
@@ -58,11 +65,11 @@ where
     D: Fn(&http::Request<A>) -> Option<Request>,
     C: Checker + Clone + 'static,
     A: Send + 'static,
-    B: Default + Send + 'static,
+    B: Send + 'static,
 {
-    type Response = Response<B>;
+    type Response = Response<LimitedBody<B>>;
     type Error = S::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Response<B>, S::Error>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
@@ -70,7 +77,8 @@ where
 
     fn call(&mut self, request: http::Request<A>) -> Self::Future {
         let Some(limited) = (self.describe)(&request) else {
-            return Box::pin(self.inner.call(request));
+            let responding = self.inner.call(request);
+            return Box::pin(async { Ok(responding.await?.map(Either::Left)) });
         };
         let checker = self.checker.clone();
         // The service that is ready is called; its clone need not be.
@@ -79,13 +87,13 @@ where
         Box::pin(async move {
             let protocol = Protocol::of(request.headers());
             let Ok(decision) = checker.check(&limited).await else {
-                return Ok(protocol.failure());
+                return Ok(protocol.failure().map(Either::Right));
             };
             let mut response = if decision.allowed {
                 decision.wait().await;
-                ready.call(request).await?
+                ready.call(request).await?.map(Either::Left)
             } else {
-                protocol.refusal(&decision)
+                protocol.refusal(&decision).map(Either::Right)
             };
             headers::add_limit(response.headers_mut(), &decision);
             Ok(response)
@@ -96,7 +104,7 @@ where
 /// How a caller reads that a request is refused.
 #[derive(Clone, Copy)]
 enum Protocol {
-    Http,
+    Http(RefusalFormat),
     Grpc,
 }
 
@@ -106,26 +114,21 @@ impl Protocol {
         if content_type.is_some_and(|value| value.starts_with(b"application/grpc")) {
             Self::Grpc
         } else {
-            Self::Http
+            Self::Http(RefusalFormat::accepted(headers))
         }
     }
 
-    fn refusal<B: Default>(self, decision: &Decision) -> Response<B> {
+    fn refusal(self, decision: &Decision) -> Response<Full<Bytes>> {
         match self {
-            // Services with any body are limited, so no body says why.
-            Self::Http => {
-                let mut response = headers::refusal(decision).map(|_reason| B::default());
-                response.headers_mut().remove(CONTENT_TYPE);
-                response
-            }
+            Self::Http(format) => headers::refusal(decision, format).map(Full::from),
             Self::Grpc => denial(decision).into_http(),
         }
     }
 
-    fn failure<B: Default>(self) -> Response<B> {
+    fn failure(self) -> Response<Full<Bytes>> {
         match self {
-            Self::Http => {
-                let mut response = Response::new(B::default());
+            Self::Http(_) => {
+                let mut response = Response::new(Full::default());
                 *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
                 response
             }
@@ -135,12 +138,11 @@ impl Protocol {
 }
 
 fn denial(decision: &Decision) -> Status {
-    let (code, message) = match decision.source {
-        Source::Default => (Code::Unavailable, "the rate limiter gave no answer"),
-        Source::Server | Source::DenyCache | Source::Prepaid => {
-            (Code::ResourceExhausted, decision.never_because.as_deref().unwrap_or("rate limit exceeded"))
-        }
+    let code = match decision.source {
+        Source::Default => Code::Unavailable,
+        Source::Server | Source::DenyCache | Source::Prepaid => Code::ResourceExhausted,
     };
+    let message = headers::reason(decision);
     match headers::wait_of(decision) {
         Some(wait) => Status::with_error_details(code, message, ErrorDetails::with_retry_info(Some(wait))),
         None => Status::new(code, message),

@@ -34,7 +34,7 @@ pub use tonic::{
 pub use checker::Checker;
 pub use client::{Client, Error};
 pub use decision::{Decision, LimitStatus, NoAnswer, Source};
-pub use layer::{RateLimitLayer, RateLimitService};
+pub use layer::{LimitedBody, RateLimitLayer, RateLimitService};
 pub use metrics::{Metrics, Outcome};
 pub use options::{InvalidOptions, OnNoAnswer, Options, OutOfRange};
 pub use prepaid::{PrepaidSlices, SliceOptions};

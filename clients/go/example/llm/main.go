@@ -75,7 +75,7 @@ func (s *service) chat(writer http.ResponseWriter, request *http.Request) {
 		if _, err := reservation.Cancel(ctx); err != nil {
 			log.Printf("the reservation may be held until it expires: %v", err)
 		}
-		httplimit.Refuse(writer, &reservation.Decision)
+		httplimit.Refuse(writer, request, &reservation.Decision)
 		return
 	}
 	sent := uint64(0)

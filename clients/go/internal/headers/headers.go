@@ -33,6 +33,18 @@ func Limits(decision *tollgate.Decision) []Header {
 	return append(headers, Header{"RateLimit-Reset", Seconds(limit.ResetAfter)})
 }
 
+// Reason says in one line why a request is denied.
+func Reason(decision *tollgate.Decision) string {
+	switch {
+	case decision.Source == tollgate.SourceDefault:
+		return "the rate limiter gave no answer"
+	case decision.NeverBecause != "":
+		return decision.NeverBecause
+	default:
+		return "rate limit exceeded"
+	}
+}
+
 // Seconds are whole, rounded up: a caller that waits for them is not refused for waiting too short.
 func Seconds(wait time.Duration) string {
 	return strconv.FormatInt(int64((wait+time.Second-1)/time.Second), 10)

@@ -19,6 +19,7 @@ import tollgate.Decision;
 import tollgate.Descriptor;
 import tollgate.NoAnswerException;
 import tollgate.OnExpiry;
+import tollgate.RefusalBody;
 import tollgate.Request;
 import tollgate.Reservation;
 import tollgate.Terms;
@@ -60,6 +61,7 @@ public class Application {
   void chat(
       @RequestHeader("user") String user,
       @RequestParam(name = "max_tokens", defaultValue = "500") int maxTokens,
+      @RequestHeader(name = "Accept", required = false) String accept,
       HttpServletResponse response)
       throws IOException, InterruptedException {
     if (maxTokens < 1) {
@@ -73,6 +75,9 @@ public class Application {
       giveBack(reservation);
       decision.retryAfterSeconds().ifPresent(wait -> response.setHeader("Retry-After", Long.toString(wait)));
       response.setStatus(decision.httpStatus());
+      RefusalBody body = decision.refusalBody(accept);
+      response.setContentType(body.contentType());
+      response.getOutputStream().print(body.text());
       return;
     }
     stream(maxTokens, response.getOutputStream(), reservation);

@@ -18,8 +18,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class RateLimitMiddleware:
-    """Answers 429 to denied HTTP requests, with the reason if they never pass, 503 if the server gave no answer, and adds `RateLimit-*` headers to all
-    answers.
+    """Answers 429 to denied HTTP requests, or 503 if the server gave no answer, with the reason, and adds `RateLimit-*`
+    headers to all answers.
 
     `checker` decides: a `Client`, or `PrepaidSlices`. `describe` returns the `Request` of a scope, or None if it has no
     limit. WebSockets are not limited.
@@ -37,8 +37,9 @@ class RateLimitMiddleware:
             return
         decision = await self._checker.check(request)
         if not decision.allowed:
-            status, fields = headers.refusal(decision)
-            body = decision.never_because.encode()
+            accepted = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"accept"]
+            status, fields, text = headers.refusal(decision, ", ".join(accepted))
+            body = text.encode()
             encoded = _encoded([("content-length", str(len(body))), *fields])
             await send({"type": "http.response.start", "status": status, "headers": encoded})
             await send({"type": "http.response.body", "body": body})

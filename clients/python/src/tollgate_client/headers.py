@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from http import HTTPStatus
 
 from .model import Decision, Source
 
 # The time after which a request may pass that is denied because the server gave no answer.
 NO_ANSWER_WAIT = 1.0
+PROBLEM = "application/problem+json"
 
 
 def of(decision: Decision) -> list[tuple[str, str]]:
@@ -19,15 +22,25 @@ def of(decision: Decision) -> list[tuple[str, str]]:
     return fields if decision.never_because else [*fields, ("ratelimit-reset", whole_seconds(limit.reset_after))]
 
 
-def refusal(decision: Decision) -> tuple[int, list[tuple[str, str]]]:
-    """The status of the response to a denied HTTP request, and its headers, with names in lower case: 429, and
-    `retry-after` if the same request passes later, or the type of the body `never_because` if it never does; 503, and
-    `retry-after` of a second, if the decision is the default one."""
-    status, wait = (503, NO_ANSWER_WAIT) if decision.source is Source.DEFAULT else (429, decision.retry_after)
+def reason(decision: Decision) -> str:
+    """Why a request is denied, in one line."""
+    if decision.source is Source.DEFAULT:
+        return "the rate limiter gave no answer"
+    return decision.never_because or "rate limit exceeded"
+
+
+def refusal(decision: Decision, accept: str = "") -> tuple[int, list[tuple[str, str]], str]:
+    """The status of the response to a denied HTTP request, its headers, with names in lower case, and its body: 429, and
+    `retry-after` if the same request passes later; 503, and `retry-after` of a second, if the decision is the default
+    one. The body says why, as a text, or as a problem (RFC 9457) if the header `accept` of the request has its type."""
+    wait = NO_ANSWER_WAIT if decision.source is Source.DEFAULT else decision.retry_after
+    status = HTTPStatus.SERVICE_UNAVAILABLE if decision.source is Source.DEFAULT else HTTPStatus.TOO_MANY_REQUESTS
     fields = [("retry-after", whole_seconds(wait))] if wait else []
-    if decision.never_because:
-        fields.append(("content-type", "text/plain; charset=utf-8"))
-    return status, of(decision) + fields
+    content_type, body = "text/plain; charset=utf-8", reason(decision)
+    if PROBLEM in accept.lower():
+        problem = {"title": status.phrase, "status": status.value, "detail": body}
+        content_type, body = PROBLEM, json.dumps(problem, separators=(",", ":"))
+    return status.value, [*of(decision), *fields, ("content-type", content_type)], body
 
 
 def whole_seconds(seconds: float) -> str:

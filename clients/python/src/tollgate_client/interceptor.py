@@ -59,11 +59,9 @@ class RateLimitInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusing(decision: Decision) -> Handler:
-    code, wait = grpc.StatusCode.RESOURCE_EXHAUSTED, decision.retry_after
-    message = decision.never_because or "rate limit exceeded"
+    code, wait, message = grpc.StatusCode.RESOURCE_EXHAUSTED, decision.retry_after, headers.reason(decision)
     if decision.source is Source.DEFAULT:
-        code, message = grpc.StatusCode.UNAVAILABLE, "the rate limiter gave no answer"
-        wait = headers.NO_ANSWER_WAIT
+        code, wait = grpc.StatusCode.UNAVAILABLE, headers.NO_ANSWER_WAIT
     status = status_pb2.Status(code=code.value[0], message=message)
     if wait:
         delay = Duration()

@@ -5,6 +5,7 @@ import java.time.Duration;
 import java.util.Comparator;
 import java.util.LinkedHashMap;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Optional;
 import java.util.OptionalLong;
@@ -91,6 +92,27 @@ public record Decision(
   public OptionalLong retryAfterSeconds() {
     Duration wait = source == Source.DEFAULT ? NO_ANSWER_WAIT : retryAfter;
     return allowed || wait.isZero() ? OptionalLong.empty() : OptionalLong.of(wholeSeconds(wait));
+  }
+
+  /**
+   * The body of the response to a denied request: why, as a text, or as a problem (RFC 9457) if the header Accept of the
+   * request has its type.
+   *
+   * @param accept the value of that header; null if there is none
+   */
+  public RefusalBody refusalBody(String accept) {
+    if (accept == null || !accept.toLowerCase(Locale.ROOT).contains(RefusalBody.PROBLEM)) {
+      return new RefusalBody("text/plain; charset=utf-8", refusalReason());
+    }
+    return RefusalBody.problem(httpStatus(), refusalReason());
+  }
+
+  /** Why the request is denied, in one line. */
+  public String refusalReason() {
+    if (source == Source.DEFAULT) {
+      return "the rate limiter gave no answer";
+    }
+    return neverBecause.isEmpty() ? "rate limit exceeded" : neverBecause;
   }
 
   /**

@@ -93,17 +93,13 @@ public final class RateLimitInterceptor implements ServerInterceptor {
     com.google.rpc.Status.Builder status =
         com.google.rpc.Status.newBuilder()
             .setCode(noAnswer ? Code.UNAVAILABLE_VALUE : Code.RESOURCE_EXHAUSTED_VALUE)
-            .setMessage(noAnswer ? "the rate limiter gave no answer" : messageOf(decision));
+            .setMessage(decision.refusalReason());
     java.time.Duration wait = noAnswer ? Decision.NO_ANSWER_WAIT : decision.retryAfter();
     if (!wait.isZero()) {
       Duration delay = Duration.newBuilder().setSeconds(wait.toSeconds()).setNanos(wait.getNano()).build();
       status.addDetails(Any.pack(RetryInfo.newBuilder().setRetryDelay(delay).build()));
     }
     return StatusProto.toStatusRuntimeException(status.build());
-  }
-
-  private static String messageOf(Decision decision) {
-    return decision.neverBecause().isEmpty() ? "rate limit exceeded" : decision.neverBecause();
   }
 
   /** Adds the limits to the metadata of the response. */

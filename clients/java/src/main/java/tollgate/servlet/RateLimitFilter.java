@@ -8,18 +8,20 @@ import jakarta.servlet.ServletResponse;
 import jakarta.servlet.http.HttpServletRequest;
 import jakarta.servlet.http.HttpServletResponse;
 import java.io.IOException;
+import java.nio.charset.StandardCharsets;
 import tollgate.Checker;
 import tollgate.Decision;
 import tollgate.InvalidRequestException;
+import tollgate.RefusalBody;
 import tollgate.Request;
 
 /**
  * Limits HTTP requests by the decisions of a Tollgate server.
  *
- * <p>A denied request gets status 429 with Retry-After if the same request passes later, with the reason as its body if
- * it never does, and status 503 with Retry-After of a second if the server gave no answer. Each response to a request with a limit has RateLimit-Limit,
- * RateLimit-Remaining and RateLimit-Reset of the tightest one. Times are in whole seconds. If the description is an
- * invalid request, the status is 500.
+ * <p>A denied request gets status 429 with Retry-After if the same request passes later, and status 503 with Retry-After
+ * of a second if the server gave no answer, with {@link Decision#refusalBody} as its body. Each response to a request
+ * with a limit has RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset of the tightest one. Times are in whole
+ * seconds. If the description is an invalid request, the status is 500.
  */
 public final class RateLimitFilter implements Filter {
 
@@ -42,13 +44,14 @@ public final class RateLimitFilter implements Filter {
   public void doFilter(ServletRequest request, ServletResponse response, FilterChain chain)
       throws IOException, ServletException {
     Request limited = describe.describe((HttpServletRequest) request);
-    if (limited == null || passes(limited, (HttpServletResponse) response)) {
+    if (limited == null || passes(limited, (HttpServletRequest) request, (HttpServletResponse) response)) {
       chain.doFilter(request, response);
     }
   }
 
   /** Says whether the request goes on; otherwise it has its response. */
-  private boolean passes(Request limited, HttpServletResponse response) throws IOException {
+  private boolean passes(Request limited, HttpServletRequest request, HttpServletResponse response)
+      throws IOException {
     try {
       Decision decision = checker.check(limited);
       decision.limitHeaders().forEach(response::setHeader);
@@ -58,10 +61,9 @@ public final class RateLimitFilter implements Filter {
             .ifPresent(seconds -> response.setHeader("Retry-After", Long.toString(seconds)));
         // Without `sendError`, which would dispatch the request to an error page.
         response.setStatus(decision.httpStatus());
-        if (!decision.neverBecause().isEmpty()) {
-          response.setContentType("text/plain; charset=utf-8");
-          response.getWriter().write(decision.neverBecause());
-        }
+        RefusalBody body = decision.refusalBody(request.getHeader("Accept"));
+        response.setContentType(body.contentType());
+        response.getOutputStream().write(body.text().getBytes(StandardCharsets.UTF_8));
         return false;
       }
       decision.awaitTurn();
