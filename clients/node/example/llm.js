@@ -10,7 +10,7 @@ import { Client, refusal } from "tollgate-ratelimit-client";
 
 const { values } = parseArgs({
   options: {
-    limiter: { type: "string", default: "127.0.0.1:8081" },
+    tollgate: { type: "string", default: "127.0.0.1:8081" },
     "timeout-ms": { type: "string", default: "1000" },
     port: { type: "string", default: "8000" },
     // The time between two tokens.
@@ -18,7 +18,7 @@ const { values } = parseArgs({
   },
 });
 // Tokens cost money.
-const client = new Client(values.limiter, { timeoutMs: Number(values["timeout-ms"]), onNoAnswer: "deny" });
+const client = new Client(values.tollgate, { timeoutMs: Number(values["timeout-ms"]), onNoAnswer: "deny" });
 // Longer than any answer takes. If this program ends before, the place is free again, and the rest stays charged.
 const terms = { ttlMs: 300_000, onExpiry: "charge" };
 // The index of the descriptor of calls in flight.

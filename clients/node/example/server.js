@@ -1,6 +1,6 @@
 // An Express server that admits as many requests of each user as the rules allow.
 //
-//   node example/server.js --limiter 127.0.0.1:8081 --listen 127.0.0.1:8000
+//   node example/server.js --tollgate 127.0.0.1:8081 --listen 127.0.0.1:8000
 
 import { once } from "node:events";
 import { createServer } from "node:http";
@@ -12,13 +12,13 @@ import { rateLimit } from "tollgate-ratelimit-client/express";
 
 const { values } = parseArgs({
   options: {
-    limiter: { type: "string", default: "127.0.0.1:8081" },
+    tollgate: { type: "string", default: "127.0.0.1:8081" },
     listen: { type: "string", default: "127.0.0.1:8000" },
   },
 });
 const [host, port] = values.listen.split(":");
 
-const client = new Client(values.limiter, { timeoutMs: 100, onNoAnswer: "allow" });
+const client = new Client(values.tollgate, { timeoutMs: 100, onNoAnswer: "allow" });
 // Limits each user; requests without a user share one limit. A real service takes the user from a verified token: a
 // client that chooses its name chooses its budget.
 const describe = (request) => ({

@@ -13,7 +13,7 @@ async function startExample(t, paceMs) {
   const client = await connectedClient(t, address, PATIENT);
   const { address: limiter, loseAnswers } = await relay(t, address);
   // Long enough for a busy machine to reserve, and to cancel.
-  const options = ["--limiter", limiter, "--timeout-ms", "2000", "--port", "0", "--pace-ms", String(paceMs)];
+  const options = ["--tollgate", limiter, "--timeout-ms", "2000", "--port", "0", "--pace-ms", String(paceMs)];
   const { found } = await start(t, process.execPath, [PROGRAM, ...options], (line) =>
     line.match(/^listening on (.*)$/)?.[1],
   );

@@ -35,8 +35,9 @@ for (const [framework, serve] of [
   ["express", serveExpress],
   ["fastify", serveFastify],
 ])
-  for (const { name, options, request, accept, answer, passes, waits_ms: waits = 0, limit, http } of vectorsOf("middleware"))
-    test(`${framework}_${name}`, async (t) => {
+  for (const vector of vectorsOf("middleware"))
+    test(`${framework}_${vector.name}`, async (t) => {
+      const { options, request, accept, answer, passes, waits_ms: waits = 0, limit, http } = vector;
       const scripted = await startScripted(t);
       const client = clientOf(t, scripted.address, optionsOf(options));
       if (answer) scripted.next().then((call) => call.reply({ answers: [answer] }));

@@ -93,7 +93,7 @@ descriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 3, algorit
 
 test("example_refuses_the_fourth_request_of_a_user", async (t) => {
   const { address } = await startTollgate(t, { rules: USERS });
-  const arguments_ = [path("example/server.js"), "--limiter", address, "--listen", "127.0.0.1:0"];
+  const arguments_ = [path("example/server.js"), "--tollgate", address, "--listen", "127.0.0.1:0"];
   const { found: url } = await start(t, process.execPath, arguments_, (line) => /^listening on (.*)$/.exec(line)?.[1]);
   const get = (name) => fetch(`${url}/hello`, { headers: { user: name } });
   // Its deadline of 100 ms may be too short for the first request of a new connection.

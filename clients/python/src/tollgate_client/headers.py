@@ -30,7 +30,7 @@ def reason(decision: Decision) -> str:
 
 
 def refusal(decision: Decision, accept: str = "") -> tuple[int, list[tuple[str, str]], str]:
-    """The status of the response to a denied HTTP request, its headers, with names in lower case, and its body: 429, and
+    """The status of the response to a denied HTTP request, its headers with names in lower case, and its body: 429, and
     `retry-after` if the same request passes later; 503, and `retry-after` of a second, if the decision is the default
     one. The body says why, as a text, or as a problem (RFC 9457) if the header `accept` of the request has its type."""
     wait = NO_ANSWER_WAIT if decision.source is Source.DEFAULT else decision.retry_after

@@ -18,9 +18,9 @@ import tollgate.Request;
 /**
  * Limits HTTP requests by the decisions of a Tollgate server.
  *
- * <p>A denied request gets status 429 with Retry-After if the same request passes later, and status 503 with Retry-After
- * of a second if the server gave no answer, with {@link Decision#refusalBody} as its body. Each response to a request
- * with a limit has RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset of the tightest one. Times are in whole
+ * <p>A denied request gets status 429 with Retry-After if the same request passes later, and status 503 with
+ * Retry-After of a second if the server gave no answer. Its body is {@link Decision#refusalBody}. Each response to a
+ * request with a limit has RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset of the tightest one. Times are in whole
  * seconds. If the description is an invalid request, the status is 500.
  */
 public final class RateLimitFilter implements Filter {
