@@ -1,6 +1,6 @@
 """Asks Tollgate over Envoy's protocol: envoy_client.py HOST:PORT DOMAIN KEY=VALUE...
 
-Prints one line. Exits with 0 if the request is allowed, 2 if it is denied, and 1 if the arguments are invalid.
+Prints one line. Exits with 0 if the request is allowed, 2 if it is denied, and 64 if the arguments are invalid.
 """
 
 import math
@@ -45,7 +45,8 @@ def ask(client, domain, entries):
 
 def main(arguments):
     if len(arguments) < 3 or not all("=" in pair for pair in arguments[2:]):
-        sys.exit(__doc__)
+        print(__doc__, file=sys.stderr)
+        sys.exit(64)
     to, domain, *pairs = arguments
     # A service makes one channel for the whole process: it carries all calls and reconnects by itself.
     with grpc.insecure_channel(to, options=CHANNEL_OPTIONS) as channel:

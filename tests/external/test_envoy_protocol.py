@@ -11,7 +11,7 @@ from processes import LOOPBACK, ROOT
 # The example is built once.
 pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("example")]
 
-ALLOWED, USAGE, DENIED = 0, 1, 2
+ALLOWED, DENIED, USAGE = 0, 2, 64
 EXAMPLES = ROOT / "examples"
 
 RULES = """
