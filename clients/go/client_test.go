@@ -187,12 +187,12 @@ func TestServer_AfterRestart_IsAskedAgain(t *testing.T) {
 	server := servertest.Start(t, rules)
 	client := newClient(t, server.Address, tollgate.Options{Timeout: time.Second})
 	check(t, client, request("user", "ann"))
-	server.Kill()
+	server.Kill(t)
 	if decision, err := client.Check(t.Context(), request("user", "ann")); err != nil || decision.NoAnswer == nil {
 		t.Fatalf("%+v %v", decision, err)
 	}
 
-	servertest.StartAt(t, server.Address, rules)
+	servertest.Start(t, rules, "--grpc-listen", server.Address)
 
 	servertest.Eventually(t, "an answer", func() bool {
 		decision, err := client.Check(t.Context(), request("user", "ann"))

@@ -14,9 +14,10 @@ from processes import ROOT
 
 PACKAGES = ROOT / "clients"
 PROTO = ROOT / "proto"
-# The cases that the suite of every package replays, and the rules of its largest example.
+# What the suite of every package uses: the cases that it replays, what starts its servers, and the rules of its largest
+# example.
 VECTORS = PACKAGES / "vectors"
-RULES = PACKAGES / "llm.yaml"
+BESIDE = (PACKAGES / "test_server.py", PACKAGES / "llm.yaml")
 BUILDS = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "clients"
 BUILD_TIMEOUT = 600.0
 RUN_TIMEOUT = 30.0
@@ -34,7 +35,7 @@ def missing(language):
 
 
 def install(language, setup):
-    """Runs the commands of `setup` in a copy of a package, beside copies of proto/, the vectors and the rules as in the
+    """Runs the commands of `setup` in a copy of a package, beside copies of proto/ and of what the suites use as in the
     repository. Returns the copy. Reuses that of an earlier run with the same files."""
     source, home = PACKAGES / language, BUILDS / "packages" / language
     folder = home / source.relative_to(ROOT)
@@ -47,7 +48,8 @@ def install(language, setup):
             shutil.copytree(source, folder, ignore=leftovers, copy_function=shutil.copy)
             for beside in (PROTO, VECTORS):
                 shutil.copytree(beside, home / beside.relative_to(ROOT), copy_function=shutil.copy)
-            shutil.copy(RULES, home / RULES.relative_to(ROOT))
+            for beside in BESIDE:
+                shutil.copy(beside, home / beside.relative_to(ROOT))
             done = run(["bash", "-euo", "pipefail", "-c", setup], folder, BUILD_TIMEOUT)
             assert done.returncode == 0, f"{setup}\n{done.stdout}\n{done.stderr}"
             marker.write_text(built_from)
@@ -94,7 +96,7 @@ def blocks(text, kind):
 def fingerprint(source, setup):
     """A hash of all that the package is built from."""
     language = source.name
-    files = [__file__, RULES]
+    files = [__file__, *BESIDE]
     for folder in (source, PROTO, VECTORS):
         inside = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
         leftovers = {"__pycache__", *LEFTOVERS.get(language, [])}

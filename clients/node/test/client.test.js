@@ -121,7 +121,7 @@ test("new_client_connects_before_its_first_check", async (t) => {
 test("frozen_server_delays_no_check_beyond_its_deadline", async (t) => {
   const server = await startTollgate(t);
   const client = await connectedClient(t, server.address, { timeoutMs: 200, callsMax: 1 });
-  server.pause();
+  await server.pause();
 
   const begin = performance.now();
   const checks = Array.from({ length: 50 }, (_, i) => client.check(requestOf("user", `user ${i}`)));
@@ -129,7 +129,7 @@ test("frozen_server_delays_no_check_beyond_its_deadline", async (t) => {
   assert.ok(performance.now() - begin < 10_000);
   assert.ok(decisions.every(({ noAnswer }) => noAnswer.code === "DEADLINE_EXCEEDED"));
 
-  server.resume();
+  await server.resume();
   const answered = async () => (await client.check(requestOf("user", "bob"))).source === "server";
   await eventually("the server answers", answered);
 });
@@ -141,7 +141,7 @@ test("client_reconnects_to_restarted_server", async (t) => {
   await first.stop();
   await eventually("the server is gone", async () => (await source("ada")) === "default");
 
-  await startTollgate(t, { listen: first.address });
+  await startTollgate(t, { flags: ["--grpc-listen", first.address] });
 
   await eventually("the server is back", async () => (await source("bob")) === "server");
 });

@@ -3,16 +3,18 @@
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, rmSync } from "node:fs";
 import { createConnection, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { createInterface } from "node:readline";
 import { setTimeout as wait } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
 
 import { Client } from "tollgate-ratelimit-client";
 
 const LOOPBACK = "127.0.0.1";
+const TEST_SERVER = fileURLToPath(new URL("../../test_server.py", import.meta.url));
 // Long, so that a busy machine does not look like an outage.
 export const PATIENT = { timeoutMs: 20_000 };
 const TIMEOUT_MS = 20_000;
@@ -41,9 +43,9 @@ descriptors:
     rate_limit: {unit: second, requests_per_unit: 20, algorithm: leaky_queue, burst: 5}
 `;
 
-// The test runner ends a file that takes too long by SIGTERM. Its servers must end with it.
+// The test runner ends a file that takes too long by SIGTERM. Its programs must end with it.
 const children = new Set();
-process.once("exit", () => children.forEach((child) => child.kill("SIGKILL")));
+process.once("exit", () => children.forEach((child) => child.kill()));
 process.once("SIGTERM", () => process.exit(1));
 
 /** Waits until `condition()` resolves to a true value, and returns it. */
@@ -65,16 +67,12 @@ export function directory(test) {
 }
 
 /** A new child process, and what `isReady` returned for the first of its lines for which this is a true value. */
-export async function start(test, command, arguments_, isReady, environment = {}) {
-  const child = spawn(command, arguments_, {
-    // Without the caller's variables, which could change settings.
-    env: { PATH: process.env.PATH, ...environment },
-    stdio: ["ignore", "pipe", "pipe"],
-  });
+export async function start(test, command, arguments_, isReady) {
+  const child = spawn(command, arguments_);
   children.add(child);
   const exited = once(child, "exit").finally(() => children.delete(child));
   const stop = async () => {
-    child.kill("SIGKILL");
+    child.kill();
     await exited;
   };
   test.after(stop);
@@ -100,22 +98,18 @@ export async function start(test, command, arguments_, isReady, environment = {}
 }
 
 /** A server that is ready, by default with the rules above; `address` is that of its gRPC listener. */
-export async function startTollgate(test, { listen = `${LOOPBACK}:0`, flags = [], rules = RULES } = {}) {
-  const program = process.env.TOLLGATE;
-  assert.ok(program, "TOLLGATE is the path of the server's program; it is not set");
-  const file = join(directory(test), "rules.yaml");
-  writeFileSync(file, rules);
-  const any = `${LOOPBACK}:0`;
-  const command = ["serve", "--rules", file, "--grpc-listen", listen, "--http-listen", any, "--admin-listen", any];
-  command.push("--metrics-listen", any, "--log-format", "json", "--drain-delay", "0s", ...flags);
-  const addresses = {};
-  const { child, stop } = await start(test, program, command, (line) => {
-    const event = line.startsWith("{") ? JSON.parse(line) : {};
-    if (event.message === "listening") addresses[event.listener] = event.address;
-    return addresses.grpc && addresses.http;
-  });
-  await eventually("the server is ready", async () => (await fetch(`http://${addresses.http}/readyz`)).ok);
-  return { address: addresses.grpc, stop, pause: () => child.kill("SIGSTOP"), resume: () => child.kill("SIGCONT") };
+export async function startTollgate(test, { flags = [], rules = RULES } = {}) {
+  const { found, child, stop } = await start(
+    test,
+    "python3",
+    [TEST_SERVER, rules, ...flags],
+    (line) => line.startsWith("{") && JSON.parse(line),
+  );
+  const command = async (name) => {
+    child.stdin.write(`${name}\n`);
+    await once(child.stdout, "data");
+  };
+  return { address: found.grpc, stop, pause: () => command("pause"), resume: () => command("resume") };
 }
 
 /** A client that is closed after the test. */

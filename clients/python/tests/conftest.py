@@ -28,19 +28,12 @@ descriptors:
 
 
 @pytest.fixture
-async def start_server(tmp_path):
+async def start_server():
     """Starts servers, and stops them at the end."""
     with contextlib.ExitStack() as stack:
-        started = []
 
         async def start(rules=RULES, flags=()):
-            folder = tmp_path / str(len(started))
-            folder.mkdir()
-            server = Server(folder, rules, flags)
-            started.append(server)
-            await server.start()
-            stack.callback(server.stop)
-            return server
+            return stack.enter_context(contextlib.closing(Server(rules, *flags)))
 
         yield start
 

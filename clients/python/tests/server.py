@@ -2,14 +2,13 @@
 
 import asyncio
 import contextlib
-import http.client
 import json
-import os
 import pathlib
-import signal
 import subprocess
+import sys
 import time
 
+TEST_SERVER = pathlib.Path(__file__).parents[2] / "test_server.py"
 LOOPBACK = "127.0.0.1"
 WAIT = 20.0
 
@@ -28,66 +27,32 @@ async def eventually(what, condition):
 
 
 class Server:
-    """`tollgate serve` with these rules."""
+    """`tollgate serve` with these rules, ready."""
 
-    def __init__(self, folder, rules, flags):
-        self._folder = folder
-        self._rules = folder / "rules.yaml"
-        self._rules.write_text(rules)
-        self._log = folder / "log.json"
-        self._flags = flags
-        self._child = None
-        self.address = f"{LOOPBACK}:0"
+    def __init__(self, rules, *flags):
+        command = [sys.executable, TEST_SERVER, rules, *flags]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.address = json.loads(self._process.stdout.readline())["grpc"]
 
-    async def start(self):
-        """Starts the server, after a stop at the same address."""
-        flags = ["--rules", self._rules, "--log-format", "json", "--drain-delay", "0s", "--grpc-listen", self.address]
-        for listener in ("http", "admin", "metrics"):
-            flags += [f"--{listener}-listen", f"{LOOPBACK}:0"]
-        with self._log.open("wb") as log:
-            self._child = subprocess.Popen(
-                [pathlib.Path(os.environ["TOLLGATE"]), "serve", *flags, *self._flags],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                # No variable of the shell affects the server.
-                env={"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/")},
-            )
-        listeners = await eventually("tollgate listens", self._listeners)
-        self.address = listeners["grpc"]
-        await eventually("tollgate is ready", lambda: _is_ready(listeners["http"]))
-
-    def stop(self):
-        if self._child.poll() is None:
-            self._child.send_signal(signal.SIGCONT)
-            self._child.terminate()
-        try:
-            self._child.wait(WAIT)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait(WAIT)
+    def kill(self):
+        self._command("kill")
 
     @contextlib.contextmanager
     def silent(self):
         """The server keeps its connections, and neither reads nor writes."""
-        self._child.send_signal(signal.SIGSTOP)
+        self._command("pause")
         try:
-            # The signal takes effect later than the call.
-            os.waitid(os.P_PID, self._child.pid, os.WSTOPPED)
             yield
         finally:
-            self._child.send_signal(signal.SIGCONT)
+            self._command("resume")
 
-    def _listeners(self):
-        assert self._child.poll() is None, self._log.read_text()
-        found = {}
-        for line in self._log.read_text().splitlines():
-            # The last line may be incomplete.
-            with contextlib.suppress(json.JSONDecodeError):
-                event = json.loads(line)
-                if event.get("message") == "listening":
-                    found[event["listener"]] = event["address"]
-        return found if {"grpc", "http"} <= found.keys() else None
+    def close(self):
+        self._process.communicate()
+
+    def _command(self, name):
+        self._process.stdin.write(f"{name}\n")
+        self._process.stdin.flush()
+        self._process.stdout.readline()
 
 
 class Relay:
@@ -126,12 +91,3 @@ class Relay:
             self.reads += counted
             writer.write(data)
             await writer.drain()
-
-
-def _is_ready(address):
-    connection = http.client.HTTPConnection(address, timeout=WAIT)
-    try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
-    finally:
-        connection.close()

@@ -120,12 +120,12 @@ async def test_listener_that_never_speaks_is_no_answer_in_time(make_client):
             assert decision.no_answer.message == "no answer in time"
 
 
-async def test_client_reconnects_to_restarted_server(server, client):
+async def test_client_reconnects_to_restarted_server(server, client, start_server):
     assert await answers(client)
-    server.stop()
+    server.kill()
     assert not await answers(client)
 
-    await server.start()
+    await start_server(flags=["--grpc-listen", server.address])
 
     await eventually("the server answers again", lambda: answers(client))
 
@@ -145,7 +145,7 @@ async def test_checks_take_all_addresses_in_turn(start_server, make_client):
     # As if the client did not know yet that a connection has closed.
     for channel in client._connections._channels.values():
         channel._watch.cancel()
-    servers[0].stop()
+    servers[0].kill()
     for _ in range(4):
         assert (await client.check(MANY)).tightest.requests_per_unit == 200, "the other server takes the checks"
 
@@ -304,7 +304,7 @@ async def test_close_settles_a_slice_that_is_on_its_way(server, client, make_cli
 async def test_lost_settlement_counts_hits_that_stay_charged(server, client, counts):
     slices = PrepaidSlices(client, OF_20)
     await check_until_prepaid(slices, MANY)
-    server.stop()
+    server.kill()
 
     await slices.close()
 

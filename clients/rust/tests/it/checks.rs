@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tollgate_client::{Descriptor, LimitStatus, Outcome, Request, Source, Unit};
 
-use crate::harness::{FREE, HOUR, RULES, Server, check, client, counted, options, remaining, request};
+use crate::harness::{HOUR, RULES, Server, check, client, counted, options, remaining, request};
 
 #[tokio::test]
 async fn check_says_all_of_the_limit() {
@@ -84,7 +84,7 @@ async fn request_of_a_queue_is_allowed_with_its_delay() {
 
 #[tokio::test]
 async fn call_above_bound_of_server_is_split() {
-    let server = Server::start_at(FREE, RULES, &["--api-max-requests", "4"]).await;
+    let server = Server::start_with(RULES, &["--api-max-requests", "4"]).await;
     let client = client(server.target(), options());
     let mut checks = JoinSet::new();
     for _ in 0..30 {

@@ -13,14 +13,13 @@ use std::{
     time::Duration,
 };
 
-use tempfile::TempDir;
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
     net::{
         TcpListener, TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
-    process::{Child, Command},
+    process::{ChildStdin, ChildStdout, Command},
     time::{sleep, timeout},
 };
 use tollgate_client::{Client, Decision, Descriptor, Metrics, Options, Outcome, Request, Source};
@@ -61,50 +60,30 @@ fn program() -> PathBuf {
 pub struct Server {
     /// Of the gRPC listener.
     pub address: SocketAddr,
-    child: Child,
-    _rules: TempDir,
+    input: ChildStdin,
+    output: Lines<BufReader<ChildStdout>>,
 }
 
 impl Server {
     pub async fn start(rules: &str) -> Self {
-        Self::start_at(FREE, rules, &[]).await
+        Self::start_with(rules, &[]).await
     }
 
-    /// Starts a server with this address of the gRPC listener, and waits until it is ready.
-    pub async fn start_at(address: &str, rules: &str, flags: &[&str]) -> Self {
-        let program = program();
-        let folder = TempDir::new().unwrap();
-        let path = folder.path().join("rules.yaml");
-        std::fs::write(&path, rules).unwrap();
-        let mut child = Command::new(program)
-            .arg("serve")
-            .arg("--rules")
-            .arg(path)
-            .args(["--grpc-listen", address, "--http-listen", FREE, "--admin-listen", FREE])
-            .args(["--metrics-listen", FREE, "--log-format", "json", "--drain-delay", "0s"])
+    /// Starts a server with these flags, and waits until it is ready.
+    pub async fn start_with(rules: &str, flags: &[&str]) -> Self {
+        let mut child = Command::new("python3")
+            .args([concat!(env!("CARGO_MANIFEST_DIR"), "/../test_server.py"), rules])
             .args(flags)
-            .env_clear()
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .kill_on_drop(true)
+            .env("TOLLGATE", program())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .spawn()
-            .unwrap();
-        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
-        let mut listeners = HashMap::new();
-        while listeners.len() < 4 {
-            let line = timeout(PATIENCE, log.next_line()).await.unwrap().unwrap().expect("the server exited");
-            let event: serde_json::Value = serde_json::from_str(&line).unwrap();
-            if event["message"] == "listening" {
-                let text = |name: &str| event[name].as_str().unwrap().to_owned();
-                listeners.insert(text("listener"), text("address").parse::<SocketAddr>().unwrap());
-            }
-        }
-        // A full pipe would stop the server.
-        tokio::spawn(async move { while let Ok(Some(_)) = log.next_line().await {} });
-        let http = listeners["http"];
-        eventually("the server is ready", async || get(http, "/readyz", &[]).await.status == 200).await;
-        Self { address: listeners["grpc"], child, _rules: folder }
+            .expect("python3 starts the server");
+        let input = child.stdin.take().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+        let addresses = output.next_line().await.unwrap().expect("the server starts");
+        let addresses: HashMap<String, SocketAddr> = serde_json::from_str(&addresses).unwrap();
+        Self { address: addresses["grpc"], input, output }
     }
 
     pub fn target(&self) -> String {
@@ -113,7 +92,8 @@ impl Server {
 
     /// Ends the server at once.
     pub async fn kill(&mut self) {
-        self.child.kill().await.unwrap();
+        self.input.write_all(b"kill\n").await.unwrap();
+        self.output.next_line().await.unwrap();
     }
 }
 

@@ -70,7 +70,7 @@ async fn client_reconnects_to_restarted_server() {
     assert!(answers(&client).await);
     server.kill().await;
     assert!(!answers(&client).await);
-    let _restarted = Server::start_at(&server.target(), RULES, &[]).await;
+    let _restarted = Server::start_with(RULES, &["--grpc-listen", &server.target()]).await;
     eventually("the server answers again", async || answers(&client).await).await;
 }
 
@@ -80,7 +80,7 @@ async fn check_after_quick_restart_is_answered() {
     let client = client(server.target(), options());
     assert!(answers(&client).await);
     server.kill().await;
-    let _restarted = Server::start_at(&server.target(), RULES, &[]).await;
+    let _restarted = Server::start_with(RULES, &["--grpc-listen", &server.target()]).await;
     assert!(answers(&client).await);
 }
 

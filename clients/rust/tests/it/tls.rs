@@ -6,7 +6,7 @@ use rcgen::{CertifiedKey, generate_simple_self_signed};
 use tempfile::TempDir;
 use tollgate_client::{Certificate, ClientTlsConfig, OnNoAnswer, Options, Source};
 
-use crate::harness::{FREE, RULES, Server, answers, client, options, request};
+use crate::harness::{RULES, Server, answers, client, options, request};
 
 fn certificate() -> CertifiedKey<rcgen::KeyPair> {
     generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap()
@@ -24,7 +24,7 @@ async fn client_trusts_the_given_authority_only() {
         ["cert.pem", "key.pem"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
     fs::write(&cert, ours.cert.pem()).unwrap();
     fs::write(&key, ours.signing_key.serialize_pem()).unwrap();
-    let server = Server::start_at(FREE, RULES, &["--grpc-tls-cert", &cert, "--grpc-tls-key", &key]).await;
+    let server = Server::start_with(RULES, &["--grpc-tls-cert", &cert, "--grpc-tls-key", &key]).await;
 
     assert!(answers(&client(server.target(), trusting(&ours.cert.pem()))).await);
     let plaintext = Options { on_no_answer: OnNoAnswer::Deny, ..options() };
