@@ -9,10 +9,14 @@ use tollgate_counter::printable::escaped;
 use tollgate_telemetry::causes;
 use tollgate_wire::{
     descriptor_text, json,
-    proto::envoy::service::ratelimit::v3::{
-        RateLimitRequest, RateLimitResponse,
-        rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit},
-        rate_limit_service_client::RateLimitServiceClient,
+    proto::envoy::{
+        extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
+        service::ratelimit::v3::{
+            RateLimitRequest, RateLimitResponse,
+            rate_limit_response::{Code, DescriptorStatus, rate_limit::Unit},
+            rate_limit_service_client::RateLimitServiceClient,
+        },
+        r#type::v3::RateLimitUnit,
     },
 };
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
@@ -44,13 +48,14 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let request = request::request(matches);
     let answered =
-        block_on(async { ask(target::from_matches(matches)?, request.clone()).await }).and_then(|answer| {
+        block_on(async { ask(target::from_matches(matches)?, request.clone()).await }).and_then(|asked| {
+            let (answer, missing) = asked;
             let text = if matches.get_flag("json") {
                 json::text(json::message(RESPONSE), &answer.encode_to_vec())
                     .map(|text| printable_json(&text))
                     .map_err(|error| error.to_string())?
             } else {
-                readable(&request, &answer)
+                readable(&request, &answer, missing)
             };
             Ok((text, exit_code(&answer)))
         });
@@ -73,6 +78,24 @@ fn has_no_rule(status: &DescriptorStatus) -> bool {
     status.current_limit.is_none() && status.limit_remaining != u32::MAX
 }
 
+/// What has no rule.
+#[derive(Clone, Copy)]
+enum Missing {
+    Domain,
+    Descriptor,
+}
+
+/// A request that charges nothing and brings a limit, which applies if its domain has rules.
+fn with_own_limit(mut request: RateLimitRequest) -> RateLimitRequest {
+    for descriptor in &mut request.descriptors {
+        descriptor.limit =
+            Some(RateLimitOverride { requests_per_unit: 1, unit: RateLimitUnit::Second.into() });
+        descriptor.hits_addend = Some(0);
+        descriptor.is_negative_hits = false;
+    }
+    request
+}
+
 fn trust(tls: TlsOptions) -> ClientTlsConfig {
     let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(tls.authority));
     if let Some(identity) = tls.identity {
@@ -84,7 +107,11 @@ fn trust(tls: TlsOptions) -> ClientTlsConfig {
     config
 }
 
-async fn ask(target: Target, request: RateLimitRequest) -> Result<RateLimitResponse, String> {
+/// The answer, and what has no rule if no descriptor has one and the server says it.
+async fn ask(
+    target: Target,
+    request: RateLimitRequest,
+) -> Result<(RateLimitResponse, Option<Missing>), String> {
     let Target { to, tls } = target;
     let uri = match &tls {
         _ if to.starts_with("unix:") => to,
@@ -99,16 +126,26 @@ async fn ask(target: Target, request: RateLimitRequest) -> Result<RateLimitRespo
     let answered = async {
         let channel = endpoint.connect().await.map_err(|error| causes(&error))?;
         let mut client = RateLimitServiceClient::new(channel);
-        let answer = client.should_rate_limit(request).await;
-        answer
-            .map(tonic::Response::into_inner)
-            .map_err(|status| format!("{} ({:?})", escaped(status.message()), status.code()))
+        let answer = client
+            .should_rate_limit(request.clone())
+            .await
+            .map_err(|status| format!("{} ({:?})", escaped(status.message()), status.code()))?
+            .into_inner();
+        if !answer.statuses.iter().all(has_no_rule) {
+            return Ok((answer, None));
+        }
+        let asked = client.should_rate_limit(with_own_limit(request)).await;
+        let missing = asked.ok().map(|asked| {
+            let has_rules = asked.get_ref().statuses.iter().any(|status| status.current_limit.is_some());
+            if has_rules { Missing::Descriptor } else { Missing::Domain }
+        });
+        Ok((answer, missing))
     };
     timeout(TIMEOUT, answered).await.unwrap_or_else(|_| Err(format!("none within {} s", TIMEOUT.as_secs())))
 }
 
 /// One line for the response and one for each descriptor.
-fn readable(request: &RateLimitRequest, answer: &RateLimitResponse) -> String {
+fn readable(request: &RateLimitRequest, answer: &RateLimitResponse, missing: Option<Missing>) -> String {
     let overall = match answer.overall_code() {
         Code::Ok => "passed",
         Code::OverLimit => "over limit",
@@ -116,15 +153,22 @@ fn readable(request: &RateLimitRequest, answer: &RateLimitResponse) -> String {
     };
     let lines = request.descriptors.iter().zip(&answer.statuses).map(|(descriptor, status)| {
         let hits = descriptor.hits_addend.unwrap_or_else(|| request.hits_addend.max(1).into());
-        format!("\n  {}: {}", descriptor_text::format(&descriptor.entries), status_line(status, hits))
+        format!(
+            "\n  {}: {}",
+            descriptor_text::format(&descriptor.entries),
+            status_line(status, hits, missing)
+        )
     });
     overall.to_owned() + &lines.collect::<String>()
 }
 
-fn status_line(status: &DescriptorStatus, hits: u64) -> String {
+fn status_line(status: &DescriptorStatus, hits: u64, missing: Option<Missing>) -> String {
     let Some(limit) = &status.current_limit else {
-        // The protocol does not say whether the domain is unknown or the descriptor.
-        let without = if has_no_rule(status) { "no rule for this domain or descriptor" } else { "unlimited" };
+        let without = match missing {
+            _ if !has_no_rule(status) => "unlimited",
+            Some(Missing::Domain) => "no rule for this domain",
+            Some(Missing::Descriptor) | None => "no rule for this descriptor",
+        };
         return without.to_owned();
     };
     let (code, until) = match status.code() {
