@@ -27,6 +27,7 @@ pub use link::{SeedFailures, SeedState};
 pub use member::MemberId;
 pub use message::MemberState;
 pub use node::{ClusterView, MemberView};
+pub use protocol::VERSION as PROTOCOL_VERSION;
 pub use replica::{Cluster, ClusterSettings};
 pub use stats::ClusterStats;
 pub use strangers::LinkTrust;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use rustls::{CertificateError, Error, OtherError, pki_types::CertificateDer};
 
-/// The version that this program speaks.
-pub(super) const VERSION: u32 = 6;
+/// The version of the messages between replicas, and of what else is encoded as in these.
+pub const VERSION: u32 = 7;
 /// The ALPN name up to the version.
 const ALPN_PREFIX: &str = "tollgate-cluster/";
 /// The certificate name around the version; no host has such a name (RFC 6761, `.invalid`).

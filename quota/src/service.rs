@@ -43,7 +43,7 @@ pub struct QuotaService {
     dividers: Arc<Dividers>,
     // The dividers of all replicas, in a cluster.
     cluster: Option<Arc<dyn Divide>>,
-    // This replica among those of the cluster; 0 without one.
+    // This replica among those of the cluster; without one, this process among those that have gone on with one snapshot.
     pub(super) replica: u64,
     pub(super) settings: QuotaSettings,
     pub(super) memory: QuotaMemory,
@@ -60,7 +60,7 @@ impl QuotaService {
             limiter,
             dividers,
             cluster: None,
-            replica: 0,
+            replica: clock.now().as_nanos(),
             settings,
             memory: QuotaMemory::new(settings.memory),
             stats: QuotaStats::default(),

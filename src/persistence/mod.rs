@@ -20,6 +20,7 @@ use tollgate_counter::{
 use tollgate_store::{Epoch, Memory, OnFull, Slot, SlotSource, StoredSlot, divider::Dividers};
 use tracing::{debug, error, info};
 
+mod divisions;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod parallel;
@@ -54,6 +55,8 @@ pub struct Persistence {
     pub memory: Arc<Memory>,
     settings: PersistenceSettings,
     sources: SlotSources,
+    // The instant of the snapshot whose counters are in memory.
+    restored: Option<Timestamp>,
     // Locked while a snapshot is written, because the temporary file is shared.
     writing: Arc<Mutex<()>>,
     // How many snapshots are to be written at once. A periodic one, which takes longer, makes way for them.
@@ -90,10 +93,11 @@ impl Persistence {
     pub fn start(settings: PersistenceSettings, now: Timestamp) -> (Self, Option<Secret>) {
         let empty = || Memory::new(settings.memory_limit, settings.on_full);
         let memory = empty();
-        let secret = Self::read(&settings, memory.slots(), now, |stored| memory.restore(stored.data, now));
+        let read = Self::read(&settings, memory.slots(), now, |stored| memory.restore(stored.data, now));
         // An unusable snapshot may have been restored in part.
-        let memory = if secret.is_some() { memory } else { empty() };
-        (Self::with(memory, settings), secret)
+        let memory = if read.is_some() { memory } else { empty() };
+        let restored = read.as_ref().and_then(|summary| summary.taken_at);
+        (Self { restored, ..Self::with(memory, settings) }, read.map(|summary| summary.secret))
     }
 
     /// Starts as part of a cluster: returns the store, the secret and the stored slots, for the cluster to select from.
@@ -104,7 +108,7 @@ impl Persistence {
     ) -> (Self, Option<Secret>, Vec<StoredSlot>) {
         let memory = Memory::new(settings.memory_limit, settings.on_full).shared();
         let all = Mutex::new(Vec::new());
-        let secret = Self::read(&settings, memory.slots(), now, |stored| {
+        let read = Self::read(&settings, memory.slots(), now, |stored| {
             let stored = StoredSlot { data: stored.data.without_idle(now), ..stored };
             if !stored.data.is_empty() {
                 all.lock().unwrap_or_else(PoisonError::into_inner).push(stored);
@@ -112,10 +116,10 @@ impl Persistence {
         });
         let mut all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
         // An unusable snapshot may have been read in part.
-        all.retain(|_| secret.is_some());
+        all.retain(|_| read.is_some());
         all.sort_unstable_by_key(|stored| stored.slot);
         let all = memory.fit(all, now);
-        (Self::with(memory, settings), secret, all)
+        (Self::with(memory, settings), read.map(|summary| summary.secret), all)
     }
 
     /// Adds sources of slot data, which every snapshot also contains.
@@ -126,13 +130,21 @@ impl Persistence {
     fn with(memory: Memory, settings: PersistenceSettings) -> Self {
         let memory = Arc::new(memory);
         let sources = SlotSources::default();
-        let (writing, urgent) = Default::default();
-        Self { memory, settings, sources, writing, urgent }
+        let (restored, writing, urgent) = Default::default();
+        Self { memory, settings, sources, restored, writing, urgent }
     }
 
-    /// The dividers of a process without a cluster. What an earlier one has granted is not known, and may be in force.
+    /// The dividers of a process without a cluster: those of the last one, if it has ended with a snapshot of the counters
+    /// in memory. Otherwise what that one has granted is not known, and may be in force.
     pub fn start_dividers(&self, now: Timestamp) -> Arc<Dividers> {
-        Arc::new(Dividers::new(self.memory.clone()).after_restart(now))
+        let dividers = Dividers::new(self.memory.clone());
+        let stored =
+            self.path().and_then(|path| divisions::take(path, self.settings.memory_limit, self.restored));
+        let Some(stored) = stored else { return Arc::new(dividers.after_restart(now)) };
+        for (slot, divisions) in stored {
+            dividers.restore(slot, divisions, now);
+        }
+        Arc::new(dividers)
     }
 
     fn read(
@@ -140,15 +152,15 @@ impl Persistence {
         slots: usize,
         now: Timestamp,
         put: impl Fn(StoredSlot) + Sync,
-    ) -> Option<Secret> {
+    ) -> Option<SnapshotSummary> {
         let path = settings.snapshot.as_deref()?;
         // Twice the memory limit, because the limit may have been larger before.
         let bytes_max = settings.memory_limit.saturating_mul(2).saturating_add(EMPTY_SNAPSHOT_BYTES);
         match snapshot::read(path, bytes_max, slots, now, put) {
             Ok(summary) => {
-                let SnapshotSummary { secret, counters } = summary?;
-                info!(path = %path.display(), counters, "restored a snapshot");
-                Some(secret)
+                let summary = summary?;
+                info!(path = %path.display(), counters = summary.counters, "restored a snapshot");
+                Some(summary)
             }
             Err(problem) => {
                 let aside = match private_file::set_aside(path) {
@@ -166,7 +178,7 @@ impl Persistence {
     pub async fn write_periodically(self, clock: Clock, secret: impl Fn() -> Secret) {
         loop {
             sleep(self.settings.snapshot_every).await;
-            self.write_with(WorkPriority::Idle, &clock, secret()).await;
+            self.write_with(WorkPriority::Idle, &clock, secret(), None).await;
         }
     }
 
@@ -175,10 +187,18 @@ impl Persistence {
         self.settings.snapshot.as_deref()
     }
 
-    /// Writes the last snapshot, or gives it up at `deadline`; the previous one stays then.
-    pub async fn write_until(&self, clock: &Clock, secret: Secret, deadline: Instant) {
+    /// Writes the last snapshot, or gives it up at `deadline`; the previous one stays then. With it goes how `dividers`
+    /// divide the limits, of which nothing is divided any more.
+    pub async fn write_last(
+        &self,
+        clock: &Clock,
+        secret: Secret,
+        dividers: Option<Arc<Dividers>>,
+        deadline: Instant,
+    ) {
         let Some(path) = self.path() else { return };
-        if timeout_at(deadline, self.write_with(WorkPriority::Normal, clock, secret)).await.is_err() {
+        let write = self.write_with(WorkPriority::Normal, clock, secret, dividers);
+        if timeout_at(deadline, write).await.is_err() {
             error!(path = %path.display(), "the snapshot was not written in time; the previous one stays");
         }
     }
@@ -186,11 +206,17 @@ impl Persistence {
     /// Writes a snapshot of the counters, whose keys are hashed with `secret`, if there is a path. Errors are logged:
     /// the counters in memory are not affected.
     pub async fn write(&self, clock: &Clock, secret: Secret) {
-        self.write_with(WorkPriority::Normal, clock, secret).await;
+        self.write_with(WorkPriority::Normal, clock, secret, None).await;
     }
 
     /// Whether it was written.
-    async fn write_with(&self, priority: WorkPriority, clock: &Clock, secret: Secret) -> bool {
+    async fn write_with(
+        &self,
+        priority: WorkPriority,
+        clock: &Clock,
+        secret: Secret,
+        dividers: Option<Arc<Dividers>>,
+    ) -> bool {
         let Some(path) = self.settings.snapshot.clone() else { return false };
         let persistence = self.clone();
         let clock = clock.clone();
@@ -207,7 +233,13 @@ impl Persistence {
             let sources = &*persistence.sources.0;
             let now = clock.now();
             let is_superseded = || !is_urgent && persistence.urgent.load(Relaxed) > 0;
-            snapshot::write(&persistence.memory, &secret, sources, (now, priority), is_superseded, &path)
+            // First, so that the counters have what is granted by these.
+            let divisions = dividers.map(|dividers| dividers.take_all(now));
+            snapshot::write(&persistence.memory, &secret, sources, (now, priority), is_superseded, &path)?;
+            if let Some(divisions) = divisions {
+                divisions::write(&path, now, divisions)?;
+            }
+            Ok(())
         })
         .await;
         let written = written.map_err(|panic| SnapshotError::Io(std::io::Error::other(panic)));

@@ -68,6 +68,8 @@ pub(super) struct SnapshotSummary {
     pub(super) secret: Secret,
     /// The number of counters.
     pub(super) counters: usize,
+    /// The instant at which they were stored; `None` if they are of another number of slots.
+    pub(super) taken_at: Option<Timestamp>,
 }
 
 /// Replaces the snapshot at `path` by all counters, unless `is_superseded` returns true meanwhile. Only its owner can
@@ -132,7 +134,7 @@ pub(super) fn read(
     let secret = Secret::from_bytes(header.secret);
     let mut counters = 0;
     if header.slots as usize != slots {
-        return Ok(Some(SnapshotSummary { secret, counters }));
+        return Ok(Some(SnapshotSummary { secret, counters, taken_at: None }));
     }
     let ahead = header.taken_at.nanos_since(now);
     let decode = |section: Result<(SlotHeader, Vec<u8>), SnapshotError>| {
@@ -148,7 +150,7 @@ pub(super) fn read(
         counters += read?;
         Ok::<_, SnapshotError>(())
     })?;
-    Ok(Some(SnapshotSummary { secret, counters }))
+    Ok(Some(SnapshotSummary { secret, counters, taken_at: Some(header.taken_at) }))
 }
 
 /// Fails unless the file begins with the magic bytes of this version and ends with the right checksum.

@@ -1,13 +1,14 @@
 use std::{fs, path::Path};
 
 use tollgate_counter::{
-    algorithm::{Limit, Operation, laws::every_limit},
+    algorithm::{Excess, FixedWindow, Limit, Operation, QuotaTerms, Window, laws::every_limit},
     descriptor::KeyText,
     time::SECOND,
 };
 use tollgate_store::{
     Check, Checks, HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry, OnRefusal, SettleOutcome, SlotData,
-    UnknownId,
+    SubscriberId, UnknownId,
+    divider::{Assignment, DividerReport, SubscriberReport, SubscriberUsage},
 };
 
 use super::*;
@@ -73,6 +74,47 @@ async fn counts_survive_restart_and_age_meanwhile() {
     for limit in limits() {
         assert_eq!(left(&after, &limit, Operation::Peek, now), refilled(&limit, now), "{limit:?}");
     }
+}
+
+#[tokio::test]
+async fn divisions_go_on_in_the_next_process_and_in_no_later_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("counters");
+    let window = Window::from_nanos(24 * HOUR).unwrap();
+    let limit = Limit::FixedWindow(FixedWindow { limit: 500, window, excess: Excess::Refuse });
+    let report = |dividers: &Dividers, stream, now| {
+        let usage = SubscriberUsage { denied: 1, ..SubscriberUsage::default() };
+        let report = SubscriberReport {
+            key: KeyText::new("test").key(&limit.kind().bytes(), &SECRET),
+            limit: limit.clone(),
+            id: SubscriberId { replica: 0, stream, bucket: 0 },
+            terms: QuotaTerms::default(),
+            report: DividerReport::Usage(usage),
+        };
+        dividers.report(&report, now)
+    };
+    let start = |now| {
+        let (persistence, _) = Persistence::start(settings(&path), now);
+        let dividers = persistence.start_dividers(now);
+        (persistence, dividers)
+    };
+    let state = |persistence: &Persistence, dividers: &Dividers, now| {
+        (dividers.granted().hits, left(persistence, &limit, Operation::Peek, now))
+    };
+    let (first, dividers) = start(NOW);
+    let now = NOW.plus(20 * SECOND);
+    assert!(matches!(report(&dividers, 1, now)[..], [(_, Assignment::Slice(20))]));
+    let (clock, deadline) = (Clock::manual(now), Instant::now() + Duration::from_secs(60));
+    first.write_last(&clock, SECRET, Some(dividers), deadline).await;
+
+    let now = now.plus(SECOND);
+    let (next, dividers) = start(now);
+    assert_eq!(state(&next, &dividers, now), (20, 480));
+    assert!(matches!(report(&dividers, 2, now)[..], [(_, Assignment::Slice(20))]), "it learns nothing");
+    // The next one ends without a snapshot.
+    let (later, dividers) = start(now);
+    assert_eq!(state(&later, &dividers, now), (0, 480));
+    assert!(report(&dividers, 3, now).is_empty(), "it learns");
 }
 
 #[tokio::test]
@@ -155,7 +197,7 @@ async fn periodic_snapshot_makes_way_for_an_urgent_one() {
     let persistence = written(&path).await;
     let before = fs::read(&path).unwrap();
     let (earlier, later) = (Clock::manual(NOW.plus(SECOND)), Clock::manual(NOW.plus(2 * SECOND)));
-    let periodic = || persistence.write_with(WorkPriority::Idle, &earlier, SECRET);
+    let periodic = || persistence.write_with(WorkPriority::Idle, &earlier, SECRET, None);
 
     persistence.urgent.fetch_add(1, Relaxed);
     periodic().await;

@@ -13,7 +13,7 @@ use tollgate_quota::QuotaService;
 use tollgate_remote::Remote;
 use tollgate_rules::{ActiveRules, RuleStatsRegistry};
 use tollgate_shared_store::SharedStore;
-use tollgate_store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND};
+use tollgate_store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND, divider::Dividers};
 use tollgate_telemetry::{logs::LogControl, traces::Traces};
 use tollgate_wire::proto::DESCRIPTORS;
 use tonic::service::Routes;
@@ -65,6 +65,8 @@ pub(super) struct Components {
     api: Api,
     // `None` if it is not enabled.
     quotas: Option<Arc<QuotaService>>,
+    // Those of the quotas without a cluster.
+    pub(super) dividers: Option<Arc<Dividers>>,
     callers: CallerRegistry,
 }
 
@@ -102,11 +104,10 @@ impl Components {
             .with_remote(remote)
             .with_modes(settings.limiter)
             .with_metrics(Arc::new(limiter::LimiterMetrics::new(settings.metrics.top_keys)));
-        let quotas = settings.rlqs.enabled.then(|| {
-            let dividers = match &cluster {
-                Some(cluster) => cluster.dividers().clone(),
-                None => persistence.start_dividers(clock.now()),
-            };
+        let is_alone = settings.rlqs.enabled && cluster.is_none();
+        let own_dividers = is_alone.then(|| persistence.start_dividers(clock.now()));
+        let dividers = own_dividers.as_ref().or(cluster.as_ref().map(Cluster::dividers)).cloned();
+        let quotas = dividers.filter(|_| settings.rlqs.enabled).map(|dividers| {
             let quotas = QuotaService::new(limiter.clone(), dividers, clock.clone(), settings.rlqs);
             let Some(cluster) = &cluster else { return Arc::new(quotas) };
             let quotas = Arc::new(quotas.in_cluster(cluster.local_id().number(), Arc::new(cluster.clone())));
@@ -155,6 +156,7 @@ impl Components {
             live: Arc::default(),
             api,
             quotas,
+            dividers: own_dividers,
         })
     }
 

@@ -356,7 +356,7 @@ impl Server {
         let is_graceful = result.is_ok();
         // The links and the clock are needed until the end.
         let Tasks { listeners, background, clock: _clock, links: _links } = tasks;
-        let Components { active_rules, persistence, cluster, .. } = components;
+        let Components { active_rules, persistence, cluster, dividers, .. } = components;
         let parts = Shutdown {
             drain,
             phase,
@@ -365,6 +365,7 @@ impl Server {
             cluster,
             active_rules,
             persistence,
+            dividers,
             clock,
             traces,
         };

@@ -11,6 +11,7 @@ use tokio::{
 use tollgate_cluster::Cluster;
 use tollgate_counter::time::Clock;
 use tollgate_rules::ActiveRules;
+use tollgate_store::divider::Dividers;
 use tollgate_telemetry::traces::Traces;
 use tracing::{field::display, info, warn};
 
@@ -32,6 +33,8 @@ pub(super) struct Shutdown {
     pub(super) cluster: Option<Cluster>,
     pub(super) active_rules: Arc<ActiveRules>,
     pub(super) persistence: Persistence,
+    // Those of a process without a cluster.
+    pub(super) dividers: Option<Arc<Dividers>>,
     pub(super) clock: Clock,
     pub(super) traces: Option<Traces>,
 }
@@ -63,8 +66,18 @@ impl Shutdown {
     }
 
     async fn finish(self, is_graceful: bool, unfinished: &mut UnfinishedShutdown) {
-        let Self { drain, phase, listeners, background, cluster, active_rules, persistence, clock, traces } =
-            self;
+        let Self {
+            drain,
+            phase,
+            listeners,
+            background,
+            cluster,
+            active_rules,
+            persistence,
+            mut dividers,
+            clock,
+            traces,
+        } = self;
         let end = Instant::now() + drain.timeout;
         // Calls that stay open must not prevent the snapshot.
         let reserved =
@@ -75,8 +88,13 @@ impl Shutdown {
                 timeout_at(end - reserved, finish_calls(&phase, drain.delay, cluster.as_ref(), listeners));
             match finished.await {
                 Ok(()) => info!("stopped"),
-                Err(_) => warn!("drain timeout reached, stopping with open calls"),
+                Err(_) => {
+                    warn!("drain timeout reached, stopping with open calls");
+                    dividers = None;
+                }
             }
+        } else {
+            dividers = None;
         }
         // No request is served from here on, so the background tasks are no longer needed.
         drop(background);
@@ -85,7 +103,7 @@ impl Shutdown {
             replica::leave(cluster).await;
         }
         let write = async {
-            persistence.write_until(&clock, active_rules.secret(), end).await;
+            persistence.write_last(&clock, active_rules.secret(), dividers, end).await;
             unfinished.snapshot = false;
         };
         let send = async {

@@ -11,7 +11,7 @@ pub const SUBSCRIBERS_LISTED_MAX: usize = 100;
 /// A bucket of a stream of reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SubscriberId {
-    /// The replica that has the stream; 0 without a cluster.
+    /// The replica that has the stream; without a cluster, the process.
     pub replica: u64,
     /// The stream among those of the replica. The upper half is the number of its caller.
     pub stream: u64,

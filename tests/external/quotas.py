@@ -15,9 +15,12 @@ RATE, BURST = 100, 20
 # A budget in a window of so many seconds by the clock: shorter than that of the deployed rules. The demands of tests use
 # it up in a quarter of the window, because two reports of 5 s prove what is left of slices.
 BUDGET, WINDOW = 60, 15
+# A budget whose window is longer than a restart, or a roll of a cluster.
+LONG_BUDGET, LONG_WINDOW = 500, 45
 # Further tenants beside those of the deployed rules: a budget, large bursts, and rates that have turns.
 MORE_RULES = f"""
   - {{key: tenant, value: sprint, rate_limit: {{window: {WINDOW}s, requests_per_unit: {BUDGET}, algorithm: fixed_window}}}}
+  - {{key: tenant, value: long, rate_limit: {{window: {LONG_WINDOW}s, requests_per_unit: {LONG_BUDGET}, algorithm: fixed_window}}}}
   - {{key: tenant, value: idle, rate_limit: {{unit: minute, requests_per_unit: 300, algorithm: token_bucket, burst: 300}}}}
   - {{key: tenant, value: callers, rate_limit: {{unit: minute, requests_per_unit: 300, algorithm: token_bucket, burst: 300}}}}
   - {{key: tenant, value: next, rate_limit: {{unit: minute, requests_per_unit: 300, algorithm: token_bucket, burst: 300}}}}
@@ -132,6 +135,12 @@ def assert_within_rate(passed, envoys, late=0):
     for seconds, number in most.items():
         # One for each Envoy whose part of the burst is below one.
         assert number <= BURST + RATE * (seconds + LATE) + envoys + late, most
+
+
+def next_window(window=WINDOW):
+    """Waits until a window of so many seconds begins; returns when that was."""
+    begin = (time.time() // window + 1) * window
+    return seconds_pass(begin - time.time(), time.time())
 
 
 def seconds_pass(seconds, since=None):

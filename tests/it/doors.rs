@@ -8,7 +8,7 @@ const DOORS: [(&str, &str); 13] = [
     (
         "cluster",
         "Cluster ClusterSettings ClusterStats ClusterView Files LinkTrust MemberId MemberState MemberView \
-          SeedFailures SeedState Trust TrustError Tuning fuzz link",
+          PROTOCOL_VERSION SeedFailures SeedState Trust TrustError Tuning fuzz link",
     ),
     (
         "counter",

@@ -161,6 +161,13 @@ impl Divider {
         view: CounterView,
         now: Timestamp,
     ) -> DivisionOutcome {
+        let report = match report {
+            // Nothing is in force there, or nothing is left of it.
+            DividerReport::Resumed(usage) if usage.allowed == 0 && usage.denied > 0 => {
+                DividerReport::Usage(usage)
+            }
+            report => report,
+        };
         match (report, &mut self.way) {
             (DividerReport::Usage(usage), Way::Shares(shares)) => shares.report(id, usage, terms, now),
             (DividerReport::Resumed(usage), Way::Shares(shares)) => {

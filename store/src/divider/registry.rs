@@ -304,6 +304,30 @@ impl Dividers {
         }
     }
 
+    /// Removes all dividers, and returns them for the next process. What they have granted stays granted here.
+    pub fn take_all(&self, now: Timestamp) -> Vec<(Slot, SlotDivisions)> {
+        let of_slots = self.memory.each_slot().map(|slot| (slot, self.take_slot(slot, now)));
+        of_slots.filter(|(_, divisions)| !divisions.each.is_empty()).collect()
+    }
+
+    /// Goes on with the divisions of an earlier process. Its streams have ended. The counters are those of its last
+    /// snapshot, in which everything that is granted is charged.
+    pub fn restore(&self, slot: Slot, mut divisions: SlotDivisions, now: Timestamp) {
+        if now < divisions.at {
+            // The snapshot was moved back, too.
+            divisions.move_to(now);
+        }
+        for (key, limit, granted) in divisions.granted() {
+            self.memory.grants().restore(key, limit, granted, divisions.at);
+        }
+        divisions.at = now;
+        for (_, divider) in &mut divisions.each {
+            let replicas: BTreeSet<u64> = divider.replicas().collect();
+            replicas.into_iter().for_each(|replica| divider.leave_all(replica));
+        }
+        self.add_slot(slot, divisions, now);
+    }
+
     /// The owner of a slot is lost, and so is what it has assigned last.
     pub fn learn(&self, slot: Slot, now: Timestamp) {
         self.learns_until[slot.index()].store(end_of_assignment(now).as_nanos(), Ordering::Relaxed);

@@ -24,16 +24,12 @@ use crate::{
 
 mod subscriber;
 
-use subscriber::{SLICE_SECONDS, SliceSubscriber};
+use subscriber::{SLICE_SECONDS, SettledHits, SliceSubscriber};
 
 /// The part of the limit for a newcomer: one of so many.
 const NEWCOMER_DIVISOR: u64 = 25;
 /// The largest slice that Envoy takes.
 const SLICE_MAX: u64 = u32::MAX as u64;
-/// A client reports so often. If its last report is longer ago, one was lost, and what it has used is not known.
-const REPORT_EVERY: Duration = Duration::from_secs(5);
-/// A report comes so much earlier or later at most.
-const REPORT_JITTER: Duration = Duration::from_millis(700);
 /// A hit that is left to callers is theirs for this long.
 const CALLERS_TURN: Duration = Duration::from_secs(1);
 /// Callers have a turn for this long if it is not known when the hit comes: two reports.
@@ -172,6 +168,7 @@ impl Slices {
         self.used = self.used.saturating_add(other.used);
         self.each.add(other.each, |known, subscriber| {
             known.bound = known.bound.saturating_add(subscriber.left());
+            known.has_lost_report |= subscriber.has_lost_report;
             known.expires_at = known.expires_at.max(subscriber.expires_at);
         });
     }
@@ -188,21 +185,24 @@ impl Slices {
         Granted { hits: self.left().saturating_add(self.used), ..Granted::default() }
     }
 
-    /// Gives a subscriber the slice of one that has ended, and whose last report was that of this client. Other
-    /// subscribers may have reported at that time, so the most that any of them has left counts for it.
+    /// Gives a subscriber the slice of one that has ended, and whose last report was that of this client, or the one
+    /// before if that was lost. Other subscribers may have reported at that time, so the most that any of them has left
+    /// counts for it.
     pub(super) fn resume(&mut self, id: SubscriberId, usage: SubscriberUsage, now: Timestamp) {
         let has_ended = |each: &SliceSubscriber| each.has_ended && now.after(UNCERTAIN) < each.expires_at;
+        let has_lost = |each: &SliceSubscriber| each.has_lost_report || each.reports_after(2, now);
         let could_be = |each: &SliceSubscriber| {
-            has_ended(each) && now.since(each.reported_at).abs_diff(REPORT_EVERY) <= REPORT_JITTER
+            has_ended(each) && (each.reports_after(1, now) || each.reports_after(2, now))
         };
         let ended = || self.each.iter().filter(|(_, each)| could_be(each));
         let Some(most) = ended().map(|(_, each)| each.left()).max() else { return };
         // The rest is that of the others, and none of these has less.
         let Some((other, _)) = ended().min_by_key(|(_, each)| each.left()) else { return };
+        let has_lost_report = ended().any(|(_, each)| has_lost(each));
         if let Some(subscriber) = self.each.remove_if(other, |_| true) {
             let reported = usage.allowed_before;
             *self.each.get_or_insert_with(id, || SliceSubscriber::new(now)) =
-                subscriber.resumed(most, reported);
+                SliceSubscriber { has_lost_report, ..subscriber.resumed(most, reported) };
         }
     }
 
@@ -228,9 +228,9 @@ impl Slices {
         subscriber.reported = subscriber.reported.saturating_add(allowed);
         (subscriber.terms, subscriber.reported_at) = (terms, now);
         subscriber.demand.add(usage.allowed.saturating_add(usage.denied), 0, now);
-        let beyond = subscriber.settle(usage, now);
+        let SettledHits { beyond, lost } = subscriber.settle(usage, now);
         (subscriber.expires_at, subscriber.is_owed) = (end_of_assignment(now), true);
-        self.used = self.used.saturating_add(usage.allowed);
+        self.used = self.used.saturating_add(usage.allowed).saturating_add(lost);
         self.beyond_grant = self.beyond_grant.saturating_add(beyond);
     }
 
@@ -261,7 +261,7 @@ impl Slices {
                     && let Some(subscriber) = self.each.get_mut(id)
                 {
                     free -= hits;
-                    subscriber.grant(hits, now);
+                    self.used = self.used.saturating_add(subscriber.grant(hits, now));
                     self.next_hit = NextHit::Callers { since: now, until: None };
                     let slice = if hits > 0 { Assignment::Slice(hits) } else { Assignment::Deny };
                     outcome.assignments.push((id, slice));

@@ -326,6 +326,41 @@ fn budget_is_used_while_streams_end() {
     assert!((475..=500).contains(&world.passed.len()), "{}", world.passed.len());
 }
 
+/// The streams of all clients end at one instant, at another point between their reports each time.
+#[test]
+fn budget_is_used_over_a_restart() {
+    let demands = [(1, 14.0), (2, 6.0), (3, 1.5)];
+    // What is left of the slice of a client whose report is lost meanwhile is not used.
+    for (down, at_least) in [(0.0, 460), (0.3, 450), (1.0, 390)] {
+        let mut each = vec![];
+        for step in 0..40 {
+            let after = 2.5 + f64::from(step) * 0.73;
+            let mut world = World::new(window(500, MINUTE));
+            world.run(1.0, &demands[..1], 0.0);
+            world.run(1.5, &demands[..2], 0.0);
+            world.run(after, &demands, 0.0);
+            world.restart_from_snapshot(down, &demands);
+            world.run(57.4 - after - down, &demands, 0.0);
+            each.push(world.passed.len());
+        }
+        let (least, most) = (each.iter().min().unwrap(), each.iter().max().unwrap());
+        let mean = each.iter().sum::<usize>() / each.len();
+        println!("{least} to {most} of 500, {mean} in the mean, with {down} s without a server");
+        assert!(*least >= at_least && mean >= 475 && *most <= 500, "{each:?}");
+    }
+}
+
+#[test]
+fn new_client_takes_no_share_of_one_that_has_ended() {
+    let mut world = World::new(bucket(5, 100));
+    world.run(8.0, &[(1, 10.0)], 5.0);
+    // The first report of the second client is lost.
+    world.restart_from_snapshot(2.6, &[(1, 2.0), (2, 9.0)]);
+    world.run(8.0, &[(1, 2.0), (2, 9.0)], 5.0);
+    let most = world.most_beyond(5.0);
+    assert!(most <= 103.0, "{most} beyond the rate");
+}
+
 #[test]
 fn budget_is_never_exceeded_in_any_window() {
     let mut world = World::new(window(500, MINUTE));
@@ -402,4 +437,34 @@ fn slice_that_may_have_ended_is_not_renewed() {
     assert_eq!(free(START.plus(26 * SECOND)), 480);
     let listed = world.dividers.subscribers(world.key, 9, START.plus(26 * SECOND)).unwrap();
     assert_eq!(listed.first[0].part, LimitPart::Slice { hits: 20, left: 20 });
+}
+
+/// Replicas of one version, and a process after another one, read what the other has written.
+#[test]
+fn encoding_of_divisions_is_stable() {
+    let encoded = |limit: Limit| {
+        let mut world = World::new(limit);
+        world.run(11.0, &[(1, 30.0)], 5.0);
+        let bytes = postcard::to_stdvec(&world.dividers.take_all(world.now)).unwrap();
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+    };
+    // If one of these changes, so does the version of the protocol between replicas.
+    assert_eq!(
+        encoded(bucket(100, 20)),
+        concat!(
+            "01e31f80cfc29980f2d6eb180001a101e2ef84a6b9c0ba9dfe01e6d39aecd0f1e5fbde0104648094ebdc031400",
+            "0064140100010001000000000000003e40010080efe0cffcf1d6eb180000000000003e40010080efe0cffcf1d6",
+            "eb18ac020056110056110080efe0cffcf1d6eb18000080d5feedebf1d6eb1880af939db8f2d6eb1880a7b1afd7",
+            "f1d6eb180001000000000000001440010080efe0cffcf1d6eb1801808bc9ffe9f1d6eb18000000000000",
+        )
+    );
+    assert_eq!(
+        encoded(window(500, MINUTE)),
+        concat!(
+            "01e31f80cfc29980f2d6eb1800019001e2ef84a6b9c0ba9dfe01e6d39aecd0f1e5fbde0101f4030080b09dc2df",
+            "010001f4030100010001000000000000003e40010080efe0cffcf1d6eb18aa0180efe0cffcf1d6eb18aa01c203",
+            "018001c20280efe0cffcf1d6eb180001000080efe0cffcf1d6eb1880af939db8f2d6eb18000000000000001440",
+            "010080efe0cffcf1d6eb180180efe0cffcf1d6eb1800000000",
+        )
+    );
 }

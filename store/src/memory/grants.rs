@@ -79,6 +79,17 @@ impl Grants<'_> {
         }
     }
 
+    /// Continues what an earlier process has granted of the counter of `key`, and takes back what a snapshot of the
+    /// instant `at` has charged for it.
+    pub(crate) fn restore(&self, key: Key, limit: &Limit, granted: Granted, at: Timestamp) {
+        let mut locked = LockedSlots::for_key(self.memory, key, at);
+        if locked.are_owned() {
+            locked.table(key).set_granted(key, limit, granted);
+            let turn = Turn { returned: granted.hits, granted, ..Turn::default() };
+            locked.settle_turn(key, limit, HitRate::default(), turn);
+        }
+    }
+
     /// Charges hits that a client has used, whether they would pass or not.
     pub fn charge(&self, key: Key, limit: &Limit, used: u64, now: Timestamp) {
         let mut locked = LockedSlots::for_key(self.memory, key, now);

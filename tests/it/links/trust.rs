@@ -197,7 +197,7 @@ fn untrusted_client(protocol: &[u8]) -> (TlsConnector, Arc<CapturedCertificate>)
 
 fn logs_both_versions(log: &Log, theirs: u32) -> bool {
     let expected =
-        format!("the peer speaks tollgate-cluster/{theirs}, this replica speaks tollgate-cluster/6");
+        format!("the peer speaks tollgate-cluster/{theirs}, this replica speaks tollgate-cluster/7");
     log.take().iter().any(|line| line.contains(&expected) && line.contains("version"))
 }
 
@@ -212,7 +212,7 @@ async fn client_of_other_version_is_refused_and_shown_own_version() {
     assert!(matches!(stream.read(&mut [0; 16]).await, Ok(0) | Err(_)), "the server sends nothing");
     let shown = CertificateDer::from(shown.0.lock().unwrap().clone());
     let shown = webpki::EndEntityCert::try_from(&shown).unwrap();
-    assert_eq!(shown.valid_dns_names().collect::<Vec<_>>(), ["protocol-6.tollgate.invalid"]);
+    assert_eq!(shown.valid_dns_names().collect::<Vec<_>>(), ["protocol-7.tollgate.invalid"]);
     until_refused(&one, LinkFailure::Version).await;
     assert!(logs_both_versions(&log, 1));
 }
@@ -301,7 +301,7 @@ async fn connection_without_certificate_is_refused() {
     let authority = Authority::new("ours");
     let (_files, trust) = trust_of(&authority);
     let one = start_trusting(&trust, &[]).await;
-    let (client, _shown) = untrusted_client(b"tollgate-cluster/6");
+    let (client, _shown) = untrusted_client(b"tollgate-cluster/7");
     let socket = TcpStream::connect(one.listen).await.unwrap();
     let mut stream = client.connect(LOCALHOST.try_into().unwrap(), socket).await.unwrap();
     stream.read_to_end(&mut Vec::new()).await.unwrap_err();

@@ -15,6 +15,10 @@ pub(super) const SLICE_SECONDS: f64 = 10.0;
 const REST_SECONDS: f64 = 6.0;
 /// A report that comes this long after a slice was sent was written after the slice arrived.
 const DELIVERED: Duration = Duration::from_secs(1);
+/// A client reports so often. If its last report is longer ago, one was lost, and what it has used is not known.
+const REPORT_EVERY: Duration = Duration::from_secs(5);
+/// A report comes so much earlier or later at most.
+const REPORT_JITTER: Duration = Duration::from_millis(700);
 /// A slice larger than this many times the demand is replaced by a smaller one, if other subscribers lack hits.
 const SPARE_FACTOR: u64 = 4;
 
@@ -31,6 +35,8 @@ pub(in crate::divider) struct SliceSubscriber {
     pub(super) slice: Option<Slice>,
     // Whether it has reported over its stream since it has one. Only read without a slice.
     pub(super) has_reported: bool,
+    // Whether a report of it was lost when its stream ended: all that is left may be used already. Then it has no slice.
+    pub(super) has_lost_report: bool,
     // Whether its last report says that it refuses, or it has never had a slice.
     pub(super) is_refusing: bool,
     // The instant of the last slice; at first that of its first report.
@@ -40,6 +46,15 @@ pub(in crate::divider) struct SliceSubscriber {
     // Whether the next division assigns something to it, because it has reported.
     #[serde(skip)]
     pub(super) is_owed: bool,
+}
+
+/// What a report has come to, beside the hits that it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SettledHits {
+    /// Of these, hits that were not granted.
+    pub(super) beyond: u64,
+    /// Hits that were used before, and of which the report was lost.
+    pub(super) lost: u64,
 }
 
 /// The last slice of a subscriber.
@@ -64,6 +79,7 @@ impl SliceSubscriber {
             bound: 0,
             slice: None,
             has_reported: false,
+            has_lost_report: false,
             is_refusing: true,
             since: now,
             expires_at: end_of_assignment(now),
@@ -79,14 +95,19 @@ impl SliceSubscriber {
         Self { bound, reported, slice: None, has_reported: false, has_ended: false, ..self }
     }
 
+    /// Whether it is silent for so many reports, of which it has lost all but the next one.
+    pub(super) fn reports_after(&self, reports: u32, now: Timestamp) -> bool {
+        now.since(self.reported_at).abs_diff(REPORT_EVERY * reports) <= REPORT_JITTER
+    }
+
     /// What it may still let pass.
     pub(super) fn left(&self) -> u64 {
         self.bound.saturating_sub(self.used)
     }
 
-    /// Counts what it has used, and takes what it cannot use any more from the bound. Returns what it has used beyond the
-    /// bound.
-    pub(super) fn settle(&mut self, usage: SubscriberUsage, now: Timestamp) -> u64 {
+    /// Counts what it has used, and takes what it cannot use any more from the bound.
+    pub(super) fn settle(&mut self, usage: SubscriberUsage, now: Timestamp) -> SettledHits {
+        let mut lost = 0;
         self.used = self.used.saturating_add(usage.allowed);
         let beyond = self.used.saturating_sub(self.bound);
         self.bound = self.bound.max(self.used);
@@ -106,20 +127,34 @@ impl SliceSubscriber {
         if self.slice.is_none() {
             // So does one of an earlier stream, but in the first report over another one.
             if self.has_reported && usage.denied > 0 {
+                lost = self.take_lost();
                 self.bound = self.used;
             }
             self.has_reported = true;
         }
         self.is_refusing = usage.denied > 0 || self.slice.is_none();
-        beyond
+        SettledHits { beyond, lost }
     }
 
-    pub(super) fn grant(&mut self, hits: u64, now: Timestamp) {
+    /// Counts what is left as used, if a report of that may have been lost. Returns it.
+    fn take_lost(&mut self) -> u64 {
+        if !std::mem::take(&mut self.has_lost_report) {
+            return 0;
+        }
+        let left = self.left();
+        self.used = self.bound;
+        left
+    }
+
+    /// Grants a slice, which replaces what is left. Returns what may have been used and was not reported.
+    pub(super) fn grant(&mut self, hits: u64, now: Timestamp) -> u64 {
+        let lost = self.take_lost();
         let before = self.bound;
         self.bound = self.bound.saturating_add(hits);
         self.slice = Some(Slice { hits, before, given_at: now, has_arrived: false });
         (self.since, self.is_refusing, self.expires_at) = (now, false, end_of_assignment(now));
         self.is_owed = false;
+        lost
     }
 
     /// The hits of the next slice.
@@ -141,7 +176,7 @@ impl SliceSubscriber {
         let has_arrived = self.slice.is_none_or(|slice| slice.has_arrived);
         let rest = self.demand.per_second() * REST_SECONDS;
         let is_used_up = self.left() == 0 && self.is_refusing;
-        let is_unknown = self.left() > 0 && self.slice.is_none();
+        let is_unknown = self.left() > 0 && self.slice.is_none() && !self.has_lost_report;
         !self.has_ended
             && has_arrived
             && (is_used_up || is_unknown || self.lacks_floor() || (self.left() as f64) < rest)

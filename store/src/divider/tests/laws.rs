@@ -35,6 +35,8 @@ enum Phase {
     Reopen(Vec<(u64, f64)>),
     /// Another process goes on, and callers come when clients have reported.
     Restart(Vec<(u64, f64)>),
+    /// Another process goes on with the snapshot of the last one, after so many tenths of a second.
+    Snapshot(Vec<(u64, f64)>, u32),
 }
 
 fn phase() -> impl Strategy<Value = Phase> {
@@ -46,6 +48,7 @@ fn phase() -> impl Strategy<Value = Phase> {
         1 => demands().prop_map(Phase::Follow),
         2 => demands().prop_map(Phase::Reopen),
         1 => demands().prop_map(Phase::Restart),
+        2 => (demands(), 0..80_u32).prop_map(|(demands, tenths)| Phase::Snapshot(demands, tenths)),
     ]
 }
 
@@ -75,6 +78,10 @@ fn play(world: &mut World, phase: &Phase, burst: f64) {
         Phase::Restart(demands) => {
             world.restart();
             world.run(6.0, demands, 0.0);
+        }
+        Phase::Snapshot(demands, tenths) => {
+            world.restart_from_snapshot(f64::from(*tenths) / 10.0, demands);
+            world.run(8.0, demands, 5.0);
         }
     }
 }
@@ -154,16 +161,23 @@ proptest! {
     #[test]
     fn budget_is_kept_over_any_history(
         limit in 20..400_u64,
-        phases in prop::collection::vec((demands(), 0..10_u32, 0..60_u32), 1..4),
+        phases in prop::collection::vec((demands(), 0..10_u32, 0..60_u32, 0..80_u32), 1..4),
         terms in any_terms(),
     ) {
         let mut world = World::new(window(limit, MINUTE));
         world.terms = terms;
-        for (demands, calls, reopened_at) in phases {
+        for (demands, calls, reopened_at, down) in phases {
             let before = world.passed.len();
+            let left = f64::from(60 - reopened_at);
             world.run(f64::from(reopened_at), &demands, f64::from(calls));
-            (1..6).for_each(|stream| world.reopen(stream));
-            world.run(f64::from(60 - reopened_at), &demands, f64::from(calls));
+            // Every other time the whole process restarts.
+            let down = if down % 2 == 0 { f64::from(down / 10).min(left) } else { 0.0 };
+            if down > 0.0 {
+                world.restart_from_snapshot(down, &demands);
+            } else {
+                (1..6).for_each(|stream| world.reopen(stream));
+            }
+            world.run(left - down, &demands, f64::from(calls));
             let sum = (world.passed.len() - before) as u64;
             prop_assert!(sum <= limit, "{} of {}", sum, limit);
         }

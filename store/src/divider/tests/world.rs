@@ -9,10 +9,10 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Memory, OnFull, OnRefusal,
+    Check, EncodedSlot, Epoch, Memory, OnFull, OnRefusal, Slot, SlotSource,
     divider::{
-        ASSIGNMENT_TTL, Assignment, Assignments, DividerReport, Dividers, SubscriberId, SubscriberReport,
-        SubscriberUsage,
+        ASSIGNMENT_TTL, Assignment, Assignments, DividerReport, Dividers, SlotDivisions, SubscriberId,
+        SubscriberReport, SubscriberUsage,
     },
 };
 
@@ -93,6 +93,8 @@ pub(super) struct World {
     // The number of buckets that each client has had before.
     buckets: BTreeMap<u64, u32>,
     due: BTreeMap<(u64, u64), f64>,
+    // Whether there is no server: reports are lost.
+    is_down: bool,
     // The instant of everything that passed.
     pub(super) passed: Vec<Timestamp>,
 }
@@ -120,6 +122,7 @@ impl World {
             next_report,
             buckets: BTreeMap::new(),
             due: BTreeMap::new(),
+            is_down: false,
             passed: vec![],
         }
     }
@@ -146,6 +149,10 @@ impl World {
         let is_idle = usage.allowed == 0 && usage.denied == 0;
         client.idle_reports = if is_idle { client.idle_reports + 1 } else { 0 };
         let is_abandoned = client.idle_reports >= IDLE_REPORTS_MAX && client.per_second > 0.0;
+        if self.is_down {
+            self.next_report.insert(stream, self.now.plus(5 * SECOND));
+            return;
+        }
         let resumes = std::mem::take(&mut client.resumes);
         let report = if resumes { DividerReport::Resumed(usage) } else { DividerReport::Usage(usage) };
         let assignments = self.dividers.report(&self.of(stream, report), self.now);
@@ -177,6 +184,37 @@ impl World {
     pub(super) fn restart(&mut self) {
         self.memory.grants().end(self.key, self.now);
         self.dividers = Dividers::new(self.memory.clone()).after_restart(self.now);
+        self.reopen_all();
+    }
+
+    /// The process ends with a snapshot. After so many seconds with these demands another one goes on with it.
+    pub(super) fn restart_from_snapshot(&mut self, down: f64, demands: &[(u64, f64)]) {
+        let bytes = postcard::to_stdvec(&self.dividers.take_all(self.now)).unwrap();
+        let divisions: Vec<(Slot, SlotDivisions)> = postcard::from_bytes(&bytes).unwrap();
+        let copies = self.memory.each_slot().map(|slot| {
+            let source = SlotSource::Memory { epoch: Epoch::default() };
+            self.memory.copy(slot, source).encode(self.now)
+        });
+        let stored: Vec<EncodedSlot> = copies.flatten().collect();
+        let (taken_at, memory) = (self.now, self.memory.clone());
+        self.is_down = true;
+        // Nothing asks this server any more.
+        self.memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
+        self.dividers = Dividers::new(memory);
+        self.run(down, demands, 0.0);
+        self.is_down = false;
+        for slot in stored {
+            self.memory.restore(slot.decode(taken_at).unwrap().data, self.now);
+        }
+        self.dividers = Dividers::new(self.memory.clone());
+        for (slot, divisions) in divisions {
+            self.dividers.restore(slot, divisions, self.now);
+        }
+        self.reopen_all();
+    }
+
+    /// All clients open other streams when they report next.
+    fn reopen_all(&mut self) {
         for (stream, client) in &mut self.clients {
             let buckets = self.buckets.entry(*stream).or_default();
             *buckets += 1;
