@@ -272,6 +272,6 @@ def test_schema_refuses_mistakes_in_settings(settings_schema, tmp_path, text):
 
     done = run("serve", "--settings", path)
 
-    assert done.returncode == 1
+    assert done.returncode == 64
     assert f"{path}:1:" in done.stderr, "the file is refused, and not another source"
     assert refusals(settings_schema, text)
