@@ -120,9 +120,16 @@ impl Compiler<'_> {
             trial: self.trial,
         };
         let matching = self.overlay.map(|overlay| overlay.matching(&draft.name)).unwrap_or_default();
-        let top = ParentLevel { path: draft.name.clone(), groups: Vec::new(), shared: Vec::new(), matching };
+        let top = ParentLevel {
+            path: draft.name.clone(),
+            is_descriptor: false,
+            groups: Vec::new(),
+            shared: Vec::new(),
+            matching,
+        };
         draft.on_denied.set("on_denied", document.on_denied, &mut compiler.diagnostics);
         draft.denial_body.set("denial_body", document.denial_body, &mut compiler.diagnostics);
+        compiler.misspellings(&document.misspellings);
         for node in document.descriptors {
             compiler.read(&node, &mut draft.root, &top);
         }

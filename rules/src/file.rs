@@ -6,12 +6,14 @@ use crate::{
     DenialBody, OnDenied,
     denial_body::denial_body,
     diagnostics::Diagnostics,
+    dialect,
     group::{GroupedKey, NetworkGroup},
     keys::KeySection,
     network_keys,
-    prefix_tree::MatchKind,
+    prefix_tree::{MatchKind, composite},
     reader::{Located, MappingFields, required},
-    yaml::{Mark, YamlNode, YamlValue},
+    spelling,
+    yaml::{Mark, YamlNode, YamlValue, quote},
 };
 
 mod rate_limit;
@@ -30,6 +32,8 @@ pub(crate) struct DocumentDraft<'t> {
     pub(crate) domain: String,
     pub(crate) on_denied: Option<Located<OnDenied>>,
     pub(crate) denial_body: Option<Located<DenialBody>>,
+    /// What a text probably means instead.
+    pub(crate) misspellings: Vec<Located<String>>,
     /// Read and dropped one by one: there may be many.
     pub(crate) descriptors: Vec<YamlNode<'t>>,
 }
@@ -53,13 +57,19 @@ pub(crate) struct DescriptorDraft<'n> {
     pub(crate) share_threshold: Option<Located<bool>>,
     pub(crate) group: Option<Located<NetworkGroup>>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
+    /// What its texts probably mean instead.
+    pub(crate) misspellings: Vec<Located<String>>,
     /// The nested descriptors, read one by one.
     pub(crate) descriptors: &'n [YamlNode<'n>],
 }
 
 impl<'t> DocumentDraft<'t> {
-    /// Reads a document; `None` if the domain is unknown.
+    /// Reads a document; `None` if the domain is unknown, or if it is one of another program.
     pub(crate) fn read(mut node: YamlNode<'t>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        if let Some(problem) = dialect::recognise(&node) {
+            diagnostics.add(problem.mark, problem.what);
+            return None;
+        }
         let fields = MappingFields::read(&node, KeySection::Root, diagnostics)?;
         let mark = fields.pair("domain").map_or(fields.mark, |pair| pair.mark);
         let domain = required(&fields, "domain", "the name that requests ask under", diagnostics);
@@ -68,25 +78,44 @@ impl<'t> DocumentDraft<'t> {
         let descriptors = fields.items("descriptors", diagnostics);
         let Some(domain) = domain else {
             // The descriptors cannot be used without a domain, but their problems are reported.
-            DescriptorDraft::report_all(descriptors, diagnostics);
+            DescriptorDraft::report_all(descriptors, None, diagnostics);
             return None;
         };
-        let descriptors = node.take_items("descriptors");
-        Some(Self { mark, domain, on_denied, denial_body, descriptors })
+        let written = fields.pair("descriptors").map(|pair| pair.key.to_string()).unwrap_or_default();
+        let descriptors = node.take_items(&written);
+        let misspellings = spelling::misspelling(&domain).map(|value| Located { value, mark });
+        let misspellings = misspellings.into_iter().collect();
+        Some(Self { mark, domain, on_denied, denial_body, misspellings, descriptors })
     }
 }
 
 impl<'n> DescriptorDraft<'n> {
-    /// Reads a descriptor without the nested ones; `None` if the node is not a mapping.
-    pub(crate) fn read(node: &'n YamlNode<'n>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    /// Reads a descriptor without the nested ones; `None` if the node is not a mapping. `above` names the descriptor in
+    /// which it is nested.
+    pub(crate) fn read(
+        node: &'n YamlNode<'n>,
+        above: Option<&str>,
+        diagnostics: &mut Diagnostics<'_>,
+    ) -> Option<Self> {
         let fields = MappingFields::read(node, KeySection::Descriptor, diagnostics)?;
         let rate_limit =
             fields.pair("rate_limit").and_then(|pair| RateLimitDraft::read(&pair.value, diagnostics));
-        let key = required(&fields, "key", "the key of a descriptor entry", diagnostics);
+        let key = match above {
+            Some(above) if fields.pair("key").is_none() && fields.pair("rate_limit").is_some() => {
+                let what = format!(
+                    "`key` is missing; the limit of {} itself stands beside its `key`, not below its `descriptors`",
+                    quote(above)
+                );
+                diagnostics.add(fields.mark, what);
+                None
+            }
+            Some(_) | None => required(&fields, "key", "the key of a descriptor entry", diagnostics),
+        };
         let value = fields.text("value", diagnostics);
         let (value, kind) = network_keys::value_and_kind(&fields, key.as_deref(), value, diagnostics);
         Some(Self {
             mark: fields.mark,
+            misspellings: misspellings(&fields, key.as_deref(), &value),
             key,
             value,
             kind,
@@ -120,13 +149,24 @@ impl DescriptorDraft<'_> {
     }
 
     /// Reports the problems of descriptors and of those nested in them.
-    fn report_all(nodes: &[YamlNode<'_>], diagnostics: &mut Diagnostics<'_>) {
+    fn report_all(nodes: &[YamlNode<'_>], above: Option<&str>, diagnostics: &mut Diagnostics<'_>) {
         for node in nodes {
-            if let Some(descriptor) = DescriptorDraft::read(node, diagnostics) {
-                Self::report_all(descriptor.descriptors, diagnostics);
+            if let Some(descriptor) = DescriptorDraft::read(node, above, diagnostics) {
+                let path = composite(descriptor.key.as_deref().unwrap_or_default(), &descriptor.value);
+                Self::report_all(descriptor.descriptors, Some(&path), diagnostics);
             }
         }
     }
+}
+
+/// What the texts of a descriptor probably mean instead.
+fn misspellings(fields: &MappingFields<'_>, key: Option<&str>, value: &str) -> Vec<Located<String>> {
+    let texts = [("key", key.unwrap_or_default()), ("value", value)].into_iter();
+    let found = texts.filter_map(|(name, text)| {
+        let mark = fields.pair(name)?.value.mark;
+        Some(Located { value: spelling::misspelling(text)?, mark })
+    });
+    found.collect()
 }
 
 /// The location of a `value` without a text. `MappingFields` leaves out keys without a value.

@@ -370,6 +370,16 @@ pub(crate) fn find(name: &str, section: KeySection) -> Option<&'static RuleKey> 
     KEYS.iter().find(|key| key.section == section && key.name == name)
 }
 
+/// The key of `section` that `name` is but for case and separators, as in `rateLimit`.
+pub(crate) fn find_misspelt(name: &str, section: KeySection) -> Option<&'static RuleKey> {
+    let letters = |text: &'_ str| {
+        let letters = text.chars().filter(|letter| !matches!(letter, '_' | '-'));
+        letters.map(|letter| letter.to_ascii_lowercase()).collect::<String>()
+    };
+    let written = letters(name);
+    KEYS.iter().find(|key| key.section == section && letters(key.name) == written)
+}
+
 /// The message for a key that is not allowed in `section`.
 pub(crate) fn misplaced_key(name: &str, section: KeySection) -> String {
     let quoted = quote(name);
@@ -395,18 +405,23 @@ pub(crate) fn misplaced_key(name: &str, section: KeySection) -> String {
 }
 
 /// The end of a message about a misspelt `word`: what it most likely means, if anything.
-pub(crate) fn hint<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> String {
+pub(crate) fn hint<'c>(word: &str, candidates: impl Iterator<Item = &'c str> + Clone) -> String {
     nearest(word, candidates).map(|near| format!("; did you mean `{near}`?")).unwrap_or_default()
 }
 
 /// The candidate that a misspelt `word` most likely means.
-fn nearest<'c>(word: &str, candidates: impl Iterator<Item = &'c str>) -> Option<&'c str> {
+pub fn nearest<'c>(word: &str, candidates: impl Iterator<Item = &'c str> + Clone) -> Option<&'c str> {
     const LENGTH_MAX: usize = 64;
     const SIMILARITY_MIN: f64 = 0.6;
+    const ABBREVIATION_MIN: usize = 3;
     if word.len() > LENGTH_MAX {
         return None;
     }
     let word = word.to_lowercase().replace('-', "_");
+    let mut longer = candidates.clone().filter(|candidate| candidate.starts_with(&word));
+    if let (Some(only), None) = (longer.next().filter(|_| word.len() >= ABBREVIATION_MIN), longer.next()) {
+        return Some(only);
+    }
     let similarity = |candidate: &'c str| {
         (strsim::normalized_damerau_levenshtein(&word, &candidate.to_lowercase()), candidate)
     };

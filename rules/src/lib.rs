@@ -11,6 +11,7 @@ mod contents;
 mod denial_body;
 mod descriptor_ref;
 mod diagnostics;
+mod dialect;
 mod domain_draft;
 mod file;
 #[cfg(feature = "watch")]
@@ -36,6 +37,7 @@ mod rule_set;
 pub mod rule_text;
 mod schema;
 mod source;
+mod spelling;
 mod stats;
 mod stats_registry;
 mod trace;
@@ -52,6 +54,7 @@ pub use descriptor_ref::DescriptorRef;
 pub use diagnostics::{Location, Problem, Problems, ResourceLocation, RuleOrigin};
 pub use group::{GroupedKey, NetworkGroup};
 pub use keyed_rules::{EntryMatch, KeyedDomain, KeyedRules, Match, MatchPosition, OpenMatch};
+pub use keys::nearest;
 pub use limit::{KeyValue, algorithm_keys};
 #[cfg(feature = "watch")]
 pub use loader::RuleLoader;

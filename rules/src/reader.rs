@@ -2,6 +2,7 @@
 
 use crate::{
     diagnostics::Diagnostics,
+    dialect,
     keys::{self, KeySection, RuleKey, Takes},
     yaml::{Mark, Resolved, YamlNode, YamlPair, YamlValue, quote},
 };
@@ -21,7 +22,8 @@ pub(crate) struct MappingFields<'n> {
 }
 
 impl<'n> MappingFields<'n> {
-    /// Reads `node` as a mapping and reports each key that is not allowed in `section`.
+    /// Reads `node` as a mapping and reports each key that is not allowed in `section`. One that is known but for case
+    /// and separators is read nevertheless, so that the problems below it are reported at once.
     pub(crate) fn read(
         node: &'n YamlNode<'n>,
         section: KeySection,
@@ -37,7 +39,8 @@ impl<'n> MappingFields<'n> {
                 Some(key) if !pair.value.is_null() => known.push((key, pair)),
                 Some(_) => {}
                 None => {
-                    diagnostics.add_with(pair.mark, || keys::misplaced_key(&pair.key, section));
+                    diagnostics.add_with(pair.mark, || unknown_key(&pair.key, section));
+                    known.extend(keys::find_misspelt(&pair.key, section).map(|key| (key, pair)));
                 }
             }
         }
@@ -145,6 +148,14 @@ impl<'n> MappingFields<'n> {
             });
         }
         found.map(|(_, value)| Located { value: *value, mark })
+    }
+}
+
+/// The message for a key that is not allowed in `section`.
+fn unknown_key(name: &str, section: KeySection) -> String {
+    match dialect::of_key(name, section) {
+        Some(hint) => format!("unknown key {}; {hint}", quote(name)),
+        None => keys::misplaced_key(name, section),
     }
 }
 

@@ -36,6 +36,7 @@ pub(super) struct DocumentCompiler<'c> {
 /// A descriptor, or a domain, above a level.
 pub(super) struct ParentLevel {
     pub(super) path: String,
+    pub(super) is_descriptor: bool,
     // Those of the path.
     pub(super) groups: Vec<GroupedKey>,
     // Those of the path, also that of the descriptor.
@@ -63,7 +64,8 @@ impl OverlayUse {
 impl DocumentCompiler<'_> {
     /// Reads a node as a descriptor of `level`.
     pub(super) fn read(&mut self, node: &yaml::YamlNode<'_>, level: &mut TreeLevel, parent: &ParentLevel) {
-        if let Some(draft) = DescriptorDraft::read(node, &mut self.diagnostics) {
+        let above = parent.is_descriptor.then_some(&*parent.path);
+        if let Some(draft) = DescriptorDraft::read(node, above, &mut self.diagnostics) {
             self.descriptor(draft, level, parent);
         }
     }
@@ -92,7 +94,8 @@ impl DocumentCompiler<'_> {
         let is_shared = draft.share_threshold.as_ref().is_some_and(|boolean| boolean.value);
         let own = is_shared.then(|| SharedKey::new(key, &draft.value));
         let shared = parent.shared.iter().cloned().chain(own).collect();
-        let mut here = ParentLevel { path, groups: parent.groups.clone(), shared, matching };
+        let mut here =
+            ParentLevel { path, is_descriptor: true, groups: parent.groups.clone(), shared, matching };
         let rule = draft.rate_limit.take().and_then(|limit| self.rule(limit, &mut draft, &here));
         here.groups.extend(draft.grouped_key());
         let mut children = before.and_then(|node| node.children.take());
@@ -151,12 +154,22 @@ impl DocumentCompiler<'_> {
         false
     }
 
+    /// Warns of texts in files that probably equal none of a request. A control plane writes what it sends to Envoy too.
+    pub(super) fn misspellings(&mut self, found: &[Located<String>]) {
+        for Located { value: what, mark } in found {
+            if self.warnings.location(*mark).is_in_file() {
+                self.warnings.add(*mark, what);
+            }
+        }
+    }
+
     fn flags(&mut self, draft: &DescriptorDraft<'_>, composite: &str) {
         // A control plane may write every field of a descriptor.
         if let Some(mark) = draft.empty_value.filter(|mark| self.warnings.location(*mark).is_in_file()) {
             self.warnings
                 .add(mark, "`value` is empty, so any value matches; give a value, or leave the key out");
         }
+        self.misspellings(&draft.misspellings);
         let set = |boolean: &Option<Located<bool>>| {
             boolean.as_ref().filter(|boolean| boolean.value).map(|boolean| boolean.mark)
         };

@@ -10,8 +10,10 @@ use crate::{
     keys::{self, KeySection, RuleKey, Takes},
     quotas,
     reader::{Located, MappingFields},
-    yaml::{Mark, YamlNode, YamlPair},
+    yaml::{Mark, YamlNode, YamlPair, YamlValue},
 };
+
+const SEVERAL_LIMITS: &str = "`rate_limit` takes one limit, a mapping, not a list; nest each further limit below `descriptors` of this descriptor, as in `{key: window, value: hour, rate_limit: {...}}`, and let the caller send a descriptor with that entry too";
 
 /// The value of `rate_limit`. A key in `given` that has no value had an invalid one, which was reported.
 #[derive(Clone, Debug)]
@@ -144,6 +146,13 @@ impl RateLimitDraft {
 impl RateLimitDraft {
     /// Reads the value of `rate_limit`; `None` after reporting that it is no mapping.
     pub(crate) fn read(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        if let YamlValue::List(limits) = &node.value {
+            diagnostics.add(node.mark, SEVERAL_LIMITS);
+            for limit in limits {
+                Self::read(limit, diagnostics);
+            }
+            return None;
+        }
         let fields = MappingFields::read(node, KeySection::RateLimit, diagnostics)?;
         let read = |(key, pair): (&'static RuleKey, &YamlPair<'_>)| GivenKey {
             key,

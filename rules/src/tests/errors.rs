@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::problems;
+use super::{problems, rules};
 use crate::{Problems, RuleInput, RuleOrigin, Rules, compile, diagnostics::Diagnostics, yaml};
 
 #[test]
@@ -39,8 +39,7 @@ broken! {
          f:4:5: `key` is missing; it is the key of a descriptor entry and must not be empty";
     misspelt_key_is_refused_with_nearest_known_key: "misspelt_keys.yaml" =>
         "f:4:5: unknown key `ratelimit`; did you mean `rate_limit`?\n\
-         f:9:7: unknown key `requestsperunit`; did you mean `requests_per_unit`?\n\
-         f:9:7: `requests_per_unit` is missing; 0 lets nothing pass, `unlimited: true` everything";
+         f:9:7: unknown key `requestsperunit`; did you mean `requests_per_unit`?";
     list_of_non_mappings_is_refused: "list_of_texts.yaml" =>
         "f:3:5: expected a mapping, not the text `a`\nf:4:5: expected a mapping, not the number `1`";
     missing_and_empty_domain_are_refused: "no_domain.yaml" =>
@@ -80,7 +79,8 @@ broken! {
          f:10:19: `unit` does not belong in an item of `replaces`; it belongs in `rate_limit`\n\
          f:11:5: `name` does not belong in a descriptor; it belongs in `rate_limit` or in an item of `replaces`";
     duplicate_key_in_mapping_is_refused: "duplicate_key.yaml" =>
-        "f:2:1: `domain` is given twice, first in line 1\nf:7:7: `unit` is given twice, first in line 6";
+        "f:2:1: `domain` is given twice, first in line 1; if another document begins here, write `---` before it\n\
+         f:7:7: `unit` is given twice, first in line 6";
     value_of_wrong_type_is_refused: "wrong_types.yaml" =>
         "f:2:12: `on_denied` cannot be `charge_some`; it is one of `charge_all`, `charge_none`; did you mean `charge_none`?\n\
          f:4:10: `key` takes text, not a list\n\
@@ -88,6 +88,84 @@ broken! {
          f:6:17: `quota_mode` takes `true` or `false`, not the text `true` in quotes\n\
          f:7:18: `descriptors` takes a list, not a mapping\n\
          f:8:17: expected a mapping, not the number `5`";
+    second_domain_in_a_document_is_refused_with_its_separator: "two_domains_in_one_document.yaml" =>
+        "f:4:1: `domain` is given twice, first in line 1; if another document begins here, write `---` before it";
+    list_of_limits_is_refused_with_its_problems: "list_of_limits.yaml" =>
+        "f:5:7: `rate_limit` takes one limit, a mapping, not a list; nest each further limit below `descriptors` of \
+         this descriptor, as in `{key: window, value: hour, rate_limit: {...}}`, and let the caller send a \
+         descriptor with that entry too\n\
+         f:6:16: `unit` cannot be `hourly`; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, \
+         `year`; did you mean `hour`?";
+    nested_limit_without_key_is_refused_with_its_place: "limit_without_key.yaml" =>
+        "f:6:9: `key` is missing; the limit of `edge.api_key_trial` itself stands beside its `key`, not below its \
+         `descriptors`";
+    config_map_is_named_once_with_its_file: "kubernetes_config_map.yaml" =>
+        "f:2:1: this is a ConfigMap of Kubernetes, whose rules are the text below `data`; take it out with \
+         `yq -r '.data[\"config.yaml\"]' FILE > rules.yaml`, or mount the ConfigMap and give its directory\n\
+         f:13:1: this is an object of Kubernetes of the kind `Deployment`, and not rules; a rule file has a `domain` \
+         with `descriptors`, and a control plane that translates such objects sends its rules over xDS \
+         (`rules.source: xds`)";
+    emissary_rate_limit_is_named_with_its_translation: "emissary_rate_limit.yaml" =>
+        "f:2:1: this is a RateLimit of Emissary or Ambassador; here each label of a `pattern` is the `key` of a \
+         descriptor, the next one nested in its `descriptors`, and its `value` unless that is `*`; `rate` is \
+         `requests_per_unit` of the last one's `rate_limit`, and a `burstFactor` is `algorithm: token_bucket` with a \
+         `burst` of rate times factor";
+    gloo_rate_limit_config_is_named_with_its_command: "gloo_rate_limit_config.yaml" =>
+        "f:2:1: this is a RateLimitConfig of Gloo, whose rules are below `spec.raw`; take them out with \
+         `yq '{\"domain\": \"solo.io\"} + .spec.raw' FILE > rules.yaml` and check that file";
+    limitador_limits_are_named_with_their_translation: "limitador_limits.yaml" =>
+        "f:1:3: this is a list of limits of Limitador; here a `namespace` is a document with that `domain`, each of \
+         the `variables` is the `key` of a descriptor (the next one nested in its `descriptors`), an equality of the \
+         `conditions` a `key` with a `value`, and `rate_limit` has `requests_per_unit` for `max_value` and \
+         `window: 60s` for `seconds: 60`";
+    rules_of_first_ratelimit_are_named_with_their_command: "first_ratelimit.yaml" =>
+        "f:2:1: this is the format of the first versions of ratelimit; write `descriptors` in place of each \
+         `constraints`: `sed -i 's/constraints:/descriptors:/' FILE`";
+    configuration_of_envoy_is_named: "envoy_configuration.yaml" =>
+        "f:1:1: this is a configuration of Envoy, which `tollgate doctor --envoy FILE` examines; a rule file has a \
+         `domain` with `descriptors`";
+    all_keys_of_gloo_are_reported_at_once: "gloo_keys.yaml" =>
+        "f:4:5: unknown key `weight`; a `weight` of Gloo selects the heaviest rules of a request; here each rule that \
+         matches counts, so remove it, and name rules that are to be ignored in `replaces` of the limit\n\
+         f:5:5: unknown key `alwaysApply`; here each rule that matches counts, as with `alwaysApply` of Gloo, so \
+         remove it\n\
+         f:6:5: unknown key `rateLimit`; did you mean `rate_limit`?\n\
+         f:7:7: unknown key `requestsPerUnit`; did you mean `requests_per_unit`?\n\
+         f:7:24: `requestsPerUnit` takes a whole number from 0 to 18446744073709551615, without quotes, not the text `ten`\n\
+         f:8:13: `unit` cannot be `MIN`; it is one of `second`, `minute`, `hour`, `day`, `week`, `month`, `year`; \
+         did you mean `minute`?\n\
+         f:9:1: unknown key `setDescriptors`; sets of Gloo have no order; here entries are nested in the order in \
+         which Envoy sends them: write a descriptor for the first entry, and the next one below its `descriptors`";
+    keys_of_other_programs_are_refused_with_their_translation: "keys_of_others.yaml" =>
+        "f:4:5: unknown key `value_regex`; values are not matched by regular expressions; write a `value` with `*`, \
+         which matches any text, as in `user-*`, or let Envoy match and send a text (`header_value_match`)\n\
+         f:5:5: unknown key `priority`; there are no priorities: an exact value wins over patterns, and of two \
+         patterns the first in the file, so remove it and write the more specific pattern first\n\
+         f:6:5: `algorithm` does not belong in a descriptor; it belongs in `rate_limit`\n\
+         f:7:5: unknown key `entries`; each entry is a level of its own: the first one has `key` and `value`, the \
+         next one stands below its `descriptors`\n\
+         f:7:5: `key` is missing; it is the key of a descriptor entry and must not be empty\n\
+         f:8:1: unknown key `rate_limits`; these are the actions by which Envoy makes descriptors, and belong into its \
+         routes; rules stand below `descriptors`, with the keys and values that these actions send";
+}
+
+#[test]
+fn texts_that_match_nothing_are_warnings_with_their_places() {
+    let rules = rules(include_str!(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/fixtures/rules/texts_that_match_nothing.yaml"
+    )));
+    let found: Vec<_> = rules.warnings().iter().map(ToString::to_string).collect();
+    let expected = [
+        "rules.yaml:1:1: `“edge”` has typographic quotes, which YAML does not read as quotes but as a part of the text; \
+         write `edge`",
+        "rules.yaml:4:12: `/café` looks like a path, which clients and Envoy send percent-encoded; write `/caf%C3%A9`",
+        "rules.yaml:6:10: `us\\u{200b}er` has the invisible character U+200B, which requests hardly have; write `user`",
+        "rules.yaml:8:24: `раypal` has U+0440, which only looks like `p`; write `paypal`",
+        "rules.yaml:10:24: `Zu\u{308}rich` has an accent as a character of its own, and is not equal to the text that \
+         looks the same, which most clients send; write `Zürich`",
+    ];
+    assert_eq!(found, expected);
 }
 
 #[test]

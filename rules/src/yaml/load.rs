@@ -16,6 +16,8 @@ use crate::yaml::{
 pub const BYTES_MAX: usize = 16 << 20;
 /// The maximum number of problems reported for one file.
 pub const PROBLEMS_MAX: usize = 1_000;
+/// The key with which documents of rules begin.
+const BEGINS_DOCUMENT: &str = "domain";
 
 /// Loads all documents of a file.
 pub fn load(bytes: &[u8]) -> YamlStream<'_> {
@@ -267,9 +269,13 @@ impl<'t> TreeLoader<'t> {
     /// The pairs without duplicates, of which the first is retained, extended by what `<<` merges in.
     fn without_duplicates(&mut self, mut pairs: Vec<YamlPair<'t>>) -> Vec<YamlPair<'t>> {
         let duplicates = duplicates(&pairs);
+        // The frame of the mapping is closed, so none is open around that of a document.
+        let is_document = self.open.is_empty();
         for (duplicate, first) in &duplicates {
             let YamlPair { key, mark, .. } = &pairs[*duplicate];
-            let what = format!("{} is given twice, first in line {}", quote(key), first.line);
+            let begins = is_document && **key == *BEGINS_DOCUMENT;
+            let hint = if begins { "; if another document begins here, write `---` before it" } else { "" };
+            let what = format!("{} is given twice, first in line {}{hint}", quote(key), first.line);
             self.report(YamlProblem { mark: *mark, what });
         }
         if !duplicates.is_empty() {
