@@ -26,7 +26,7 @@ mod wire;
 pub use link::{SeedFailures, SeedState};
 pub use member::MemberId;
 pub use message::MemberState;
-pub use node::{ClusterView, MemberView};
+pub use node::{ClusterView, MemberDeparture, MemberView};
 pub use protocol::VERSION as PROTOCOL_VERSION;
 pub use replica::{Cluster, ClusterSettings};
 pub use stats::ClusterStats;

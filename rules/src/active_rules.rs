@@ -69,6 +69,8 @@ pub struct RulesStatus {
     pub removals: u64,
     /// The problems of the current overlay file; `None` while it is active, and without one.
     pub overlay_problems: Option<Arc<Problems>>,
+    /// Why changes of rule files are seen late, or not at all; `None` if they are seen at once.
+    pub unseen_changes: Option<Arc<str>>,
 }
 
 /// A failed load.
@@ -223,6 +225,14 @@ impl ActiveRules {
     /// Records whether the overlay file can be used.
     pub(crate) fn set_overlay_problems(&self, problems: Option<Arc<Problems>>) {
         self.update(|status| status.overlay_problems = problems);
+    }
+
+    /// Records why changes of rule files are not seen at once.
+    #[cfg(feature = "watch")]
+    pub(crate) fn set_unseen_changes(&self, why: Option<Arc<str>>) {
+        if self.status().unseen_changes != why {
+            self.update(|status| status.unseen_changes = why);
+        }
     }
 
     fn update(&self, change: impl FnOnce(&mut RulesStatus)) {

@@ -102,6 +102,11 @@ impl RuleLoader {
         Ok(())
     }
 
+    /// Records why changes of the source are not seen at once; `None` if they are.
+    pub(super) fn set_unseen_changes(&self, why: Option<String>) {
+        self.active_rules.set_unseen_changes(why.map(Into::into));
+    }
+
     /// The contents are those of the active rules again.
     pub fn recover(&self, version: Option<&str>) {
         self.active_rules.recover(version);

@@ -221,7 +221,11 @@ pub(super) fn admin_state() -> AdminState {
     AdminState {
         cluster: None,
         shared_store: None,
-        rule_source: RuleSource { kind: "files", name: Arc::default(), stats: Default::default() },
+        rule_source: RuleSource {
+            kind: tollgate_sources::RuleSourceKind::Files,
+            name: Arc::default(),
+            stats: Default::default(),
+        },
         active_rules: ACTIVE_RULES.clone(),
         memory,
         limiter,

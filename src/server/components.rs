@@ -242,9 +242,10 @@ impl Components {
     }
 
     /// The services of the admin listener.
-    pub(super) fn admin_services(&self) -> Services {
+    pub(super) fn admin_services(&self, budgets: Budgets, background: &mut JoinSet<()>) -> Services {
         let limiter = &self.admin.limiter;
         let doctor = admin::doctor::DoctorSources {
+            rule_source: self.admin.rule_source.clone(),
             active_rules: self.active_rules.clone(),
             memory: self.persistence.memory.clone(),
             limiter: limiter.clone(),
@@ -254,7 +255,12 @@ impl Components {
             certificates: Arc::new(self.stats.clone()),
             clock: self.clock.clone(),
             alone: self.settings.backend.as_ref().and_then(BackendChoice::alone),
+            metrics: Arc::new(self.page_state(budgets)),
+            history: Arc::default(),
         };
+        let metrics = doctor.metrics.clone();
+        let history = doctor.history.clone();
+        background.spawn(async move { history.record(metrics).await });
         let more = admin::doctor::router(doctor).merge(admin::page::router(self.live.clone()));
         let router = admin::router(self.admin.clone(), self.settings.admin.token_file.clone(), more);
         Services::http(router, self.callers.clone())
@@ -262,25 +268,27 @@ impl Components {
 
     /// The services of the metrics listener.
     pub(super) fn metrics_services(&self, budgets: Budgets) -> Services {
-        let sources = metrics::MetricsSources {
-            active_rules: self.active_rules.clone(),
-            memory: self.persistence.memory.clone(),
-            limiter: self.admin.limiter.metrics().clone(),
-            api: self.api.metrics().clone(),
-            listeners: self.stats.clone(),
-            budgets,
-            logs: self.admin.logs.clone(),
-            clock: self.clock.clone(),
-        };
-        let router = metrics::router(
-            self.cluster.clone(),
-            self.shared_store.clone(),
-            self.rule_source_stats.clone(),
-            self.quotas.clone(),
-            sources,
-            self.settings.metrics.reference_names,
-        );
-        Services::http(router, self.callers.clone())
+        Services::http(metrics::router(self.page_state(budgets)), self.callers.clone())
+    }
+
+    fn page_state(&self, budgets: Budgets) -> metrics::PageState {
+        metrics::PageState {
+            sources: metrics::MetricsSources {
+                active_rules: self.active_rules.clone(),
+                memory: self.persistence.memory.clone(),
+                limiter: self.admin.limiter.metrics().clone(),
+                api: self.api.metrics().clone(),
+                listeners: self.stats.clone(),
+                budgets,
+                logs: self.admin.logs.clone(),
+                clock: self.clock.clone(),
+            },
+            cluster: self.cluster.clone(),
+            shared_store: self.shared_store.clone(),
+            rule_source: self.rule_source_stats.clone(),
+            quotas: self.quotas.clone(),
+            reference_names: self.settings.metrics.reference_names,
+        }
     }
 
     fn probe(&self) -> lifecycle::Probe {

@@ -309,7 +309,7 @@ impl Server {
         tasks.listeners.spawn(http.serve(services, workers.http_handles(), phases.clone()));
         let services = components.metrics_services(grpc.terms.budgets.clone());
         tasks.listeners.spawn(metrics.serve(services, workers.page_handles(), phases.clone()));
-        let services = components.admin_services();
+        let services = components.admin_services(grpc.terms.budgets.clone(), &mut tasks.background);
         tasks.listeners.spawn(admin.serve(services, workers.page_handles(), phases.clone()));
         let services = components.grpc_services(&mut tasks.background)?;
         let handles = workers.grpc_handles();

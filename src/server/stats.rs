@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
 use tollgate_counter::{
@@ -51,13 +51,33 @@ pub struct ListenerStats {
     pub certificate_errors: MetricCounter,
     // Seconds since the epoch; 0 without a certificate.
     pub(super) certificate_expires: AtomicU64,
+    /// Whether the certificate files cannot be used now.
+    pub(super) is_certificate_refused: AtomicBool,
+}
+
+impl ServerStats {
+    /// The listeners that may have a certificate, by name.
+    fn with_certificates(&self) -> [(&'static str, &ListenerStats); 2] {
+        let Self { grpc, http, admin: _, metrics: _ } = self;
+        [("grpc", grpc), ("http", http)]
+    }
 }
 
 impl Certificates for ServerStats {
     fn expiries(&self) -> Vec<(&'static str, Timestamp)> {
-        let Self { grpc, http, admin: _, metrics: _ } = self;
-        let expiries = [("grpc", grpc), ("http", http)];
-        expiries.into_iter().filter_map(|(name, stats)| Some((name, stats.certificate_expires()?))).collect()
+        self.with_certificates()
+            .into_iter()
+            .filter_map(|(name, stats)| Some((name, stats.certificate_expires()?)))
+            .collect()
+    }
+
+    fn refused(&self) -> Vec<&'static str> {
+        let refused = |stats: &ListenerStats| stats.is_certificate_refused.load(Relaxed);
+        self.with_certificates()
+            .into_iter()
+            .filter(|(_, stats)| refused(stats))
+            .map(|(name, _)| name)
+            .collect()
     }
 }
 

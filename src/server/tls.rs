@@ -108,13 +108,19 @@ impl WatchedFiles for &ListenerCertificates {
             self.active.store(config);
             self.stats.certificate_expires.store(expires.as_secs(), Relaxed);
             self.stats.certificates_loaded.increase();
+            self.stats.is_certificate_refused.store(false, Relaxed);
             info!(listener = self.reader.listener, ends = %rfc3339(expires), "loaded new certificates");
         }))
     }
 
     fn refused(&mut self, error: CertificateFileError) {
         self.stats.certificate_errors.increase();
+        self.stats.is_certificate_refused.store(true, Relaxed);
         error!(%error, "cannot load new certificates, keeping the previous ones");
+    }
+
+    fn recovered(&mut self) {
+        self.stats.is_certificate_refused.store(false, Relaxed);
     }
 }
 

@@ -90,6 +90,21 @@ impl Page {
         }
     }
 
+    /// Adds the metrics of a table with these names.
+    pub fn add_named<R>(&mut self, rows: &[Row<R>], names: &[&str], reading: &R) {
+        for Row { metric, series } in rows.iter().filter(|row| names.contains(&row.metric.name)) {
+            series(reading, &mut self.family(*metric));
+        }
+    }
+
+    /// Each series as the page names it, with its labels, and its value.
+    pub fn series(&self) -> impl Iterator<Item = (&str, f64)> {
+        let lines = self.0.lines().filter(|line| !line.starts_with('#'));
+        lines
+            .filter_map(|line| line.rsplit_once(' '))
+            .filter_map(|(name, value)| Some((name, value.parse().ok()?)))
+    }
+
     /// The text of the page.
     pub fn finish(self) -> String {
         self.0
@@ -222,6 +237,21 @@ mod tests {
                 "tollgate_queue_delay_seconds_count 4",
             ]
         );
+    }
+
+    #[test]
+    fn series_of_named_metrics_are_read_back() {
+        let mut page = Page::default();
+        let buckets = Buckets { up_to: vec![(0.001, 1)], count: 4, sum: 12.25 };
+        page.add_named(ALL, &["tollgate_rules", "tollgate_queue_delay_seconds"], &buckets);
+        let expected = [
+            ("tollgate_rules", 0.5),
+            ("tollgate_queue_delay_seconds_bucket{le=\"0.001\"}", 1.0),
+            ("tollgate_queue_delay_seconds_bucket{le=\"+Inf\"}", 4.0),
+            ("tollgate_queue_delay_seconds_sum", 12.25),
+            ("tollgate_queue_delay_seconds_count", 4.0),
+        ];
+        assert_eq!(page.series().collect::<Vec<_>>(), expected);
     }
 
     #[test]

@@ -7,8 +7,8 @@ use crate::docs::PACKAGES;
 const DOORS: [(&str, &str); 13] = [
     (
         "cluster",
-        "Cluster ClusterSettings ClusterStats ClusterView Files LinkTrust MemberId MemberState MemberView \
-          PROTOCOL_VERSION SeedFailures SeedState Trust TrustError Tuning fuzz link",
+        "Cluster ClusterSettings ClusterStats ClusterView Files LinkTrust MemberDeparture MemberId MemberState \
+          MemberView PROTOCOL_VERSION SeedFailures SeedState Trust TrustError Tuning fuzz link",
     ),
     (
         "counter",
@@ -40,7 +40,7 @@ const DOORS: [(&str, &str); 13] = [
           ReadDocuments ResourceLocation Rule RuleEvent RuleInput RuleLoader RuleOptions RuleOrigin \
           RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle Trial TrialNumbers Unit Unknown \
           Variable Watcher address algorithm_keys compile composite file_watch fuzz json_schema load \
-          load_trial rule_text set_idle_priority yaml",
+          load_trial nearest rule_text set_idle_priority yaml",
     ),
     (
         "shared_store",

@@ -30,6 +30,53 @@ pub enum FindingLevel {
     Advice,
 }
 
+/// A descriptor that the configuration of an Envoy makes, which the command line sends to the doctor.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct EnvoyDescriptor {
+    /// The domains of the filters that may send it.
+    pub domains: Vec<String>,
+    /// Its entries; empty if they depend on more than the configuration.
+    pub entries: Vec<EnvoyEntry>,
+    /// When it is sent, and what it charges.
+    pub charge: EnvoyCharge,
+}
+
+/// An entry of such a descriptor.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct EnvoyEntry {
+    /// The key.
+    pub key: String,
+    /// The value; `None` if it is that of a request.
+    pub value: Option<String>,
+}
+
+/// When a descriptor is sent, and what it charges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EnvoyCharge {
+    /// Hits, before the request passes.
+    Request,
+    /// No hits, before the request passes.
+    Peek,
+    /// A hit at the end of the stream.
+    End,
+    /// Hits at the end of the stream whose number the request or the response says.
+    EndByCost,
+    /// A refund at the end of the stream.
+    EndRefund,
+}
+
+impl EnvoyDescriptor {
+    /// The keys with the values that are fixed: `(route=login)(account)`.
+    pub fn displayed(&self) -> String {
+        let entry = |EnvoyEntry { key, value }: &EnvoyEntry| match value {
+            Some(value) => format!("({key}={value})"),
+            None => format!("({key})"),
+        };
+        self.entries.iter().map(entry).collect()
+    }
+}
+
 impl FindingLevel {
     /// The name in JSON and for operators.
     pub fn name(self) -> &'static str {

@@ -24,6 +24,7 @@ mod departures;
 mod peer;
 
 pub(super) use departures::Departure;
+pub use departures::MemberDeparture;
 pub(super) use peer::{PeerStatus, status};
 
 use damping::Damping;
@@ -386,11 +387,11 @@ impl Membership {
         self.peers.values().map(move |peer| (&peer.record, now.since(peer.heard_at), peer.status.as_ref()))
     }
 
-    /// The members that were known and departed recently, and how long ago.
+    /// The members that were known and departed recently, how long ago, and how.
     pub(super) fn recently_departed(
         &self,
         now: Timestamp,
-    ) -> impl Iterator<Item = (&MemberRecord, Duration)> {
+    ) -> impl Iterator<Item = (&MemberRecord, Duration, MemberDeparture)> {
         self.departures.recent(now)
     }
 

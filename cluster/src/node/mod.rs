@@ -41,6 +41,7 @@ mod ticks;
 mod view;
 
 pub(crate) use crate::tuning::NodeSettings;
+pub use membership::MemberDeparture;
 pub(crate) use output::NodeStats;
 pub(crate) use output::Ticket;
 pub(crate) use output::{NodeAction, NodeEvent};

@@ -11,7 +11,7 @@ use crate::{
     MemberId,
     message::{MemberRecord, MemberState, SlotOwner},
     node::{
-        membership::{Membership, PeerStatus},
+        membership::{MemberDeparture, Membership, PeerStatus},
         slots::Slots,
     },
 };
@@ -58,6 +58,7 @@ impl ClusterView {
             id: record.id,
             address: record.address.clone(),
             state,
+            departure: None,
             silent_ms: u64::try_from(silent.as_millis()).unwrap_or(u64::MAX),
             rules: format!("{:016x}", record.rules),
             owned: owned.get(&record.id).copied().unwrap_or_default(),
@@ -70,7 +71,10 @@ impl ClusterView {
         let peers = members.peers(now);
         listed.extend(peers.map(|(record, silent, status)| view(record, Some(record.state), silent, status)));
         let departed = members.recently_departed(now);
-        listed.extend(departed.map(|(record, silent)| view(record, None, silent, None)));
+        listed.extend(departed.map(|(record, silent, departure)| MemberView {
+            departure: Some(departure),
+            ..view(record, None, silent, None)
+        }));
         listed.sort_by_key(|member| member.id);
         Self {
             local_id: local.id.to_string(),
@@ -95,6 +99,8 @@ pub struct MemberView {
     /// The state of the member; `None` if it left, died or was silent for too long.
     #[serde(serialize_with = "or_gone")]
     pub state: Option<MemberState>,
+    /// How the member has departed; `None` while it is one.
+    pub departure: Option<MemberDeparture>,
     /// Milliseconds since the last sign of life.
     pub silent_ms: u64,
     /// The hash of its active rules.

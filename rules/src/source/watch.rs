@@ -37,6 +37,8 @@ struct RuleFiles {
     loader: RuleLoader,
     // `None` until the files are followed.
     events: Option<FileEvents>,
+    // A file that cannot change while the process runs, if there is one.
+    individual_mount: Option<PathBuf>,
     // What is compiled while it is not known yet whether it stays.
     ahead: Option<Ahead>,
     // The fingerprint of what was last compiled ahead.
@@ -55,7 +57,8 @@ impl Watcher {
     pub fn new(settings: FileSettings, clock: Clock, active_rules: Arc<ActiveRules>) -> Self {
         let FileSettings { path, poll_interval } = settings;
         let loader = RuleLoader::new(path.display().to_string(), clock, active_rules);
-        let files = RuleFiles { path, loader, events: None, ahead: None, last_ahead: None };
+        let files =
+            RuleFiles { path, loader, events: None, individual_mount: None, ahead: None, last_ahead: None };
         Self { watch: FileWatch::new(files), poll_interval }
     }
 
@@ -68,6 +71,7 @@ impl Watcher {
             warn!(path = %files.path.display(), %error, "no file events; rules are only polled");
         }
         files.events = Some(events);
+        files.report_unseen_changes();
         self.watch.run(self.poll_interval).await;
     }
 
@@ -87,6 +91,7 @@ impl WatchedFiles for RuleFiles {
         if let Some(events) = &mut self.events {
             events.wait(last, poll_interval).await;
         }
+        self.report_unseen_changes();
     }
 
     async fn read(&mut self) -> Option<(Arc<Contents>, u128)> {
@@ -142,7 +147,19 @@ impl RuleFiles {
         for path in individually_mounted(&mounts.unwrap_or_default(), &files) {
             let hint = "mount the whole volume instead of a subPath of it";
             warn!(path = %path.display(), hint, "this rule file is a mount of its own; changes to it cannot be seen");
+            self.individual_mount = Some(path.to_owned());
         }
+    }
+
+    /// Tells operators of the state of the watch.
+    fn report_unseen_changes(&self) {
+        let mounted = self.individual_mount.as_ref();
+        let mounted = mounted.map(|path| format!("{} is a mount of its own", path.display()));
+        let no_events = || {
+            let error = self.events.as_ref()?.error()?;
+            Some(format!("there are no file events for {}: {error}", self.path.display()))
+        };
+        self.loader.set_unseen_changes(mounted.or_else(no_events));
     }
 }
 

@@ -38,7 +38,10 @@ const ENDPOINTS: [(&str, &str); 15] = [
     ("/cluster/declare-dead", "POST ?member=ID: declares a silent member dead"),
     ("/config", "the effective settings and the origin of each"),
     ("/counters", "?domain=D&key=k=v[,k=v]: one counter; DELETE resets it, PUT {\"used\": N} sets it"),
-    ("/doctor", "what commonly goes wrong, and how to repair it"),
+    (
+        "/doctor",
+        "what commonly goes wrong, and how to repair it; POST descriptors of an Envoy to compare them",
+    ),
     ("/endpoints", "this list"),
     (
         "/explain",

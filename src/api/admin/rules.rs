@@ -90,7 +90,7 @@ fn status_json(state: &AdminState, status: &RulesStatus) -> Value {
 /// Where the rules come from. For a URL also when the server last had the active rules, and whether they are those of
 /// the copy.
 fn source_json(source: &RuleSource) -> Value {
-    let mut body = json!({"kind": source.kind, "name": &*source.name});
+    let mut body = json!({"kind": source.kind.name(), "name": &*source.name});
     if let Some(stats) = &source.stats.url {
         let confirmed_at = stats.confirmed_at();
         body["confirmed_at"] =

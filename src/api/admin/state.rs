@@ -50,8 +50,8 @@ pub struct AdminState {
 /// Where the rules come from, as operators see it.
 #[derive(Clone, Debug)]
 pub struct RuleSource {
-    /// `files`, `url` or `xds`.
-    pub kind: &'static str,
+    /// The kind.
+    pub kind: tollgate_sources::RuleSourceKind,
     /// The path or address, without secrets.
     pub name: Arc<str>,
     /// What is counted of it.
@@ -62,7 +62,7 @@ impl RuleSource {
     /// A description of `source`.
     pub fn new(source: &tollgate_sources::SourceSettings, stats: tollgate_sources::RuleSourceStats) -> Self {
         let (kind, name) = source.described();
-        Self { kind: kind.name(), name: name.into(), stats }
+        Self { kind, name: name.into(), stats }
     }
 }
 
@@ -98,6 +98,9 @@ named! {
 pub trait Certificates: fmt::Debug + Send + Sync {
     /// The name of each listener with a certificate, and when the active one expires.
     fn expiries(&self) -> Vec<(&'static str, Timestamp)>;
+
+    /// The name of each listener whose files have certificates that cannot be used.
+    fn refused(&self) -> Vec<&'static str>;
 }
 
 /// The address of the client, for log lines.

@@ -15,9 +15,12 @@ use axum::{
 use tollgate_cluster::Cluster;
 use tollgate_quota::QuotaService;
 use tollgate_shared_store::SharedStore;
-use tollgate_telemetry::metrics::{self, Metric, Page};
+use tollgate_telemetry::metrics::{self, Metric, Page, Row};
 
-use crate::api;
+use crate::api::{
+    self,
+    admin::doctor::{MetricReader, MetricValues},
+};
 
 mod cluster;
 mod reference;
@@ -59,68 +62,86 @@ pub fn rlqs_metrics() -> impl Iterator<Item = &'static Metric> {
     tollgate_quota::METRICS.iter().map(|row| &row.metric)
 }
 
-/// A router with `/metrics` only. Metrics of a cluster, a shared store or a source of rules are included if there is one.
-pub(super) fn router(
-    cluster: Option<Cluster>,
-    shared_store: Option<SharedStore>,
-    rule_source: tollgate_sources::RuleSourceStats,
-    quotas: Option<Arc<QuotaService>>,
-    sources: MetricsSources,
-    reference_names: bool,
-) -> Router {
-    let state = PageState { sources, cluster, shared_store, rule_source, quotas, reference_names };
+/// A router with `/metrics` only.
+pub(super) fn router(state: PageState) -> Router {
     Router::new().route("/metrics", get(scrape)).with_state(state)
 }
 
+/// What the page reports. Metrics of a cluster, a shared store or a source of rules are included if there is one.
 #[derive(Clone)]
-struct PageState {
-    sources: MetricsSources,
-    cluster: Option<Cluster>,
-    shared_store: Option<SharedStore>,
-    rule_source: tollgate_sources::RuleSourceStats,
-    quotas: Option<Arc<QuotaService>>,
-    reference_names: bool,
+pub(super) struct PageState {
+    pub(super) sources: MetricsSources,
+    pub(super) cluster: Option<Cluster>,
+    pub(super) shared_store: Option<SharedStore>,
+    pub(super) rule_source: tollgate_sources::RuleSourceStats,
+    pub(super) quotas: Option<Arc<QuotaService>>,
+    pub(super) reference_names: bool,
 }
 
 async fn scrape(State(state): State<PageState>) -> Response {
     // With very many rules this takes a while, which no request should wait for.
-    let page = move || state.page();
+    let page = move || state.page(Wanted::All).finish();
     match tokio::task::spawn_blocking(page).await {
         Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
 
+/// Which metrics are written.
+#[derive(Clone, Copy)]
+enum Wanted<'n> {
+    All,
+    Named(&'n [&'n str]),
+}
+
+impl Wanted<'_> {
+    fn add<R>(self, page: &mut Page, rows: &[Row<R>], reading: &R) {
+        match self {
+            Self::All => page.add(rows, reading),
+            Self::Named(names) => page.add_named(rows, names, reading),
+        }
+    }
+}
+
 impl PageState {
-    fn page(self) -> String {
+    fn page(self, wanted: Wanted<'_>) -> Page {
         let xds = self.rule_source.xds.map(|stats| xds::XdsValues::new(stats, &self.sources.active_rules));
         let shared = self.shared_store.map(|store| store.stats());
         let api = self.sources.api.clone();
         let mut page = Page::default();
         let reading = replica::ReplicaValues::new(self.sources, shared.as_ref());
-        page.add(replica::ALL, &reading);
-        page.add(api::METRICS, &api);
+        wanted.add(&mut page, replica::ALL, &reading);
+        wanted.add(&mut page, api::METRICS, &*api);
         if self.reference_names {
-            page.add(reference::ALL, &reference::RuleTotals::from_rules(&reading.rules));
+            wanted.add(&mut page, reference::ALL, &reference::RuleTotals::from_rules(reading.rules()));
         }
         if let Some(cluster) = &self.cluster {
             let stats = cluster.stats();
             let backup_bytes = reading.store.backup_bytes;
-            page.add(cluster::ALL, &cluster::ClusterValues { stats, backup_bytes });
+            wanted.add(&mut page, cluster::ALL, &cluster::ClusterValues { stats, backup_bytes });
         }
         if let Some(stats) = &shared {
-            page.add(shared_store::ALL, stats);
+            wanted.add(&mut page, shared_store::ALL, stats);
         }
         if let Some(stats) = &self.rule_source.url {
-            page.add(rules_url::ALL, stats);
+            wanted.add(&mut page, rules_url::ALL, stats);
         }
-        if let Some(stats) = xds {
-            page.add(xds::ALL, &stats);
+        if let Some(stats) = &xds {
+            wanted.add(&mut page, xds::ALL, stats);
         }
         if let Some(quotas) = &self.quotas {
-            page.add(tollgate_quota::METRICS, &quotas.reading());
+            wanted.add(&mut page, tollgate_quota::METRICS, &quotas.reading());
         }
-        page.finish()
+        page
+    }
+}
+
+impl MetricReader for PageState {
+    fn series(&self, metrics: &[&str]) -> MetricValues {
+        // Totals under other names are those of all rules.
+        let state = Self { reference_names: false, ..self.clone() };
+        let page = state.page(Wanted::Named(metrics));
+        page.series().map(|(series, value)| (series.to_owned(), value)).collect()
     }
 }
 
@@ -182,7 +203,7 @@ mod tests {
     async fn cluster_metrics_are_all_present_at_zero_from_start() {
         let sources = sources();
         let cluster = lone(sources.memory.clone()).await;
-        let page = PageState { cluster: Some(cluster), ..alone(sources) }.page();
+        let page = PageState { cluster: Some(cluster), ..alone(sources) }.page(Wanted::All).finish();
         let of_all = replica_metrics().chain(cluster_metrics()).map(|metric| metric.name);
         assert_eq!(families(&page), of_all.collect::<Vec<_>>());
         let series: Vec<_> = page.lines().filter(|line| line.starts_with("tollgate_cluster_")).collect();
@@ -204,7 +225,7 @@ mod tests {
 
     #[test]
     fn cluster_metrics_are_absent_without_cluster() {
-        let page = alone(sources()).page();
+        let page = alone(sources()).page(Wanted::All).finish();
         assert_eq!(families(&page), replica_metrics().map(|metric| metric.name).collect::<Vec<_>>());
     }
 

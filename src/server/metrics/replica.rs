@@ -1,6 +1,6 @@
 //! The metrics of every replica.
 
-use std::sync::Arc;
+use std::{cell::OnceCell, sync::Arc};
 
 use tollgate_counter::time::{Clock, LongSteps, Timestamp};
 use tollgate_limiter::limiter;
@@ -32,7 +32,8 @@ pub(in crate::server) struct MetricsSources {
 /// The sources, with what several metrics take from one reading of them.
 pub(super) struct ReplicaValues {
     sources: MetricsSources,
-    pub(super) rules: Vec<(Series, DecisionTotals)>,
+    // Read when the first metric of rules is written: there may be very many.
+    rules: OnceCell<Vec<(Series, DecisionTotals)>>,
     load: tollgate_rules::RulesStatus,
     pub(super) store: StoreStats,
     process: Option<ProcessStats>,
@@ -52,7 +53,7 @@ impl ReplicaValues {
             store.penalties += shared.penalties;
         }
         Self {
-            rules: sources.active_rules.stats().totals(),
+            rules: OnceCell::new(),
             load: sources.active_rules.status(),
             store,
             process: ProcessStats::now(),
@@ -60,8 +61,13 @@ impl ReplicaValues {
         }
     }
 
+    /// The totals of all rules.
+    pub(super) fn rules(&self) -> &[(Series, DecisionTotals)] {
+        self.rules.get_or_init(|| self.sources.active_rules.stats().totals())
+    }
+
     fn each_rule(&self, family: &mut Family<'_>, number: fn(&DecisionTotals) -> u64) {
-        for (Series { domain, rule }, totals) in &self.rules {
+        for (Series { domain, rule }, totals) in self.rules() {
             family.sample(&[domain, rule], number(totals));
         }
     }
@@ -87,7 +93,7 @@ metrics! { ReplicaValues;
     Counter "tollgate_decisions_total" ["domain", "rule", "code"]
         "Descriptors decided by a rule, by status code: ok or over_limit."
         => |all, family| {
-            for (Series { domain, rule }, totals) in &all.rules {
+            for (Series { domain, rule }, totals) in all.rules() {
                 family.sample(&[domain, rule, "ok"], totals.ok);
                 family.sample(&[domain, rule, "over_limit"], totals.over_limit);
             }

@@ -4,10 +4,11 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use serde_json::{Map, Value};
 use tollgate_counter::files;
-use tollgate_rules::yaml;
-use tollgate_wire::finding::{DoctorFinding, listed};
+use tollgate_rules::{nearest, yaml};
+use tollgate_wire::finding::{DoctorFinding, EnvoyDescriptor, listed};
 
 use crate::doctor::{
+    descriptors::{RoutesWithoutDescriptors, SentDescriptors},
     fields::{field, message, text},
     optional_entries::OptionalEntries,
     quotas::Quotas,
@@ -17,6 +18,10 @@ use crate::doctor::{
 const FILE_BYTES_MAX: u64 = 256 * 1024 * 1024;
 /// How long Envoy waits for an answer unless the filter has a timeout.
 const TIMEOUT_DEFAULT: Duration = Duration::from_millis(20);
+/// The size of headers that Envoy accepts by default, in KiB.
+const HEADERS_KB_DEFAULT: u64 = 60;
+/// The maximum size of a call to the server, in KiB.
+const MESSAGE_KB_MAX: u64 = 4 * 1024;
 /// A timeout above which an outage of the server delays every request noticeably.
 const TIMEOUT_MAX: Duration = Duration::from_secs(1);
 
@@ -26,19 +31,32 @@ pub(super) struct Config {
     filters: Vec<RateLimitFilter>,
     clusters: BTreeMap<String, Protocol>,
     optional_entries: OptionalEntries,
+    descriptors: SentDescriptors,
     quotas: Quotas,
+    /// The largest size of the headers of a request, in KiB.
+    headers_kb: Option<u64>,
 }
 
 /// A rate limit filter, for HTTP or for TCP.
 #[derive(Debug, PartialEq, Eq)]
 struct RateLimitFilter {
     domain: String,
+    kind: FilterKind,
     /// `None` for the default.
     timeout: Option<Duration>,
     denies_on_failure: bool,
     /// The name of the Envoy cluster; `None` for a client that is not `envoy_grpc`.
     cluster: Option<String>,
     transport_api_version: String,
+}
+
+/// What a filter limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FilterKind {
+    /// Requests, by the descriptors of their routes.
+    Http,
+    /// Connections, by descriptors of its own.
+    Network,
 }
 
 /// What an Envoy cluster speaks to its hosts.
@@ -49,16 +67,20 @@ enum Protocol {
 }
 
 impl Config {
-    pub(super) fn read(path: &Path) -> Result<Self, String> {
-        let named = |why: String| format!("--envoy: {}: {why}", path.display());
-        let bytes = files::read(path, FILE_BYTES_MAX).map_err(|error| named(error.to_string()))?;
-        Self::parse(&bytes).map_err(named)
+    /// Reads files that together are the configuration of an Envoy.
+    pub(super) fn read<'p>(paths: impl Iterator<Item = &'p Path>) -> Result<Self, String> {
+        let mut config = Self::default();
+        for path in paths {
+            let named = |why: String| format!("--envoy: {}: {why}", path.display());
+            let bytes = files::read(path, FILE_BYTES_MAX).map_err(|error| named(error.to_string()))?;
+            config.parse(&bytes).map_err(named)?;
+        }
+        Ok(config)
     }
 
-    fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let mut config = Self::default();
+    fn parse(&mut self, bytes: &[u8]) -> Result<(), String> {
         match serde_json::from_slice::<Value>(bytes) {
-            Ok(value) => config.add(&value),
+            Ok(value) => self.add(&value),
             Err(error) if bytes.trim_ascii_start().starts_with(b"{") => {
                 return Err(format!("this is not JSON: {error}"));
             }
@@ -70,10 +92,10 @@ impl Config {
                 }
                 // Numbers that JSON cannot hold are in no field that is read here.
                 let values = stream.documents.iter().map(|document| document.to_json(&mut Vec::new()));
-                values.for_each(|value| config.add(&value));
+                values.for_each(|value| self.add(&value));
             }
         }
-        Ok(config)
+        Ok(())
     }
 
     /// Adds what `value` and everything in it say. The depth of a value is bounded by its parser.
@@ -91,12 +113,44 @@ impl Config {
                 if let Some(name) = cluster_name(fields) {
                     self.clusters.insert(name, protocol(fields));
                 }
+                let headers_kb = field(fields, "max_request_headers_kb").and_then(Value::as_u64);
+                self.headers_kb = self.headers_kb.max(headers_kb);
                 self.optional_entries.add(fields);
+                self.descriptors.add(fields);
                 self.quotas.add(fields);
                 fields.values().for_each(|value| self.add(value));
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
         }
+    }
+
+    /// The descriptors that it makes, for the server to compare with its rules.
+    pub(super) fn descriptors(&self) -> Vec<EnvoyDescriptor> {
+        let http = self.filters.iter().filter(|filter| filter.kind == FilterKind::Http);
+        let mut domains: Vec<_> = http.map(|filter| filter.domain.clone()).collect();
+        domains.sort();
+        domains.dedup();
+        self.descriptors.all(&domains)
+    }
+
+    /// The finding that no route has descriptors.
+    fn without_descriptors(&self) -> Option<DoctorFinding> {
+        const ID: &str = "envoy_without_descriptors";
+        const REPAIR: &str =
+            "add `rate_limits` with actions to the routes or virtual hosts; docs/envoy.md shows them";
+        self.filters.iter().find(|filter| filter.kind == FilterKind::Http)?;
+        Some(match self.descriptors.routes_without()? {
+            RoutesWithoutDescriptors::InConfiguration => DoctorFinding::warning(
+                ID,
+                "no route of the configuration has rate_limits, so the filter asks nothing and limits nothing",
+                REPAIR,
+            ),
+            RoutesWithoutDescriptors::Elsewhere => DoctorFinding::advice(
+                ID,
+                "the file has no routes; the filter asks only for those with rate_limits, which another file or a control plane has",
+                format!("give those files too, each with --envoy, or a config dump of the Envoy; {REPAIR}"),
+            ),
+        })
     }
 
     /// Findings for a server with these domains; `delays` says whether a rule may delay requests.
@@ -109,28 +163,34 @@ impl Config {
             )];
         }
         let of_filters = self.filters.iter().flat_map(|filter| self.of_filter(filter, domains, delays));
-        of_filters.chain(self.optional_entries.findings()).chain(self.quotas.findings(domains)).collect()
+        of_filters
+            .chain(self.without_descriptors())
+            .chain(self.optional_entries.findings())
+            .chain(self.quotas.findings(domains))
+            .collect()
     }
 
-    /// The finding that a filter lets requests pass whose call fails. Clients can cause such a failure if they write
-    /// values.
+    /// The finding that a filter lets requests pass whose call fails. Clients can cause such a failure if the values that
+    /// they write make a call that is too large.
     fn failure_mode_finding(&self, domain: &str) -> DoctorFinding {
         let id = "envoy_failure_mode";
         let passes =
             format!("the filter of domain {domain:?} lets every request pass while no server answers");
         let repair = "set failure_mode_deny: true if a limit must hold during an outage; leave it if availability matters more";
         let written = self.optional_entries.written_by_clients();
-        if written.len() == 0 {
+        let headers_kb = self.headers_kb.unwrap_or(HEADERS_KB_DEFAULT);
+        let number = u64::try_from(written.len()).unwrap_or(u64::MAX);
+        if headers_kb.saturating_mul(number) < MESSAGE_KB_MAX {
             return DoctorFinding::advice(id, format!("{passes} (failure_mode_deny: false)"), repair);
         }
         DoctorFinding::warning(
             id,
             format!(
-                "{passes}, and each request whose call ends with an error (failure_mode_deny: false); clients write values of its descriptors, and so decide how large the call is: {}",
+                "{passes}, and each request whose call ends with an error (failure_mode_deny: false); clients write values of its descriptors, which can be larger together than a call may be: {}",
                 listed(written)
             ),
             format!(
-                "{repair}. Otherwise keep max_request_headers_kb times the number of such values below 4 MiB: docs/hardening.md"
+                "{repair}. Otherwise keep max_request_headers_kb ({headers_kb} KiB) times the number of such values ({number}) below 4 MiB: docs/hardening.md"
             ),
         )
     }
@@ -139,9 +199,13 @@ impl Config {
         let domain = &filter.domain;
         let mut findings = Vec::new();
         if !domains.contains(domain) {
+            let meant = nearest(domain, domains.iter().map(String::as_str));
+            let hint = meant.map_or_else(String::new, |meant| format!("; did you mean {meant:?}?"));
             findings.push(DoctorFinding::warning(
                 "envoy_unknown_domain",
-                format!("the filter names the domain {domain:?}, which no rules have: its requests pass"),
+                format!(
+                    "the filter names the domain {domain:?}, which no rules have: its requests pass{hint}"
+                ),
                 format!(
                     "set its `domain` to one of the rules, or add rules for it; the rules have {}",
                     listed(domains.iter().map(|domain| format!("{domain:?}")))
@@ -167,6 +231,11 @@ impl Config {
                 format!("the Envoy cluster {cluster:?} does not speak HTTP/2, which gRPC needs: every call fails"),
                 "add explicit_http_config with http2_protocol_options to its typed_extension_protocol_options",
             )),
+            None if cluster.contains('|') => findings.push(DoctorFinding::advice(
+                "envoy_cluster_missing",
+                format!("the Envoy cluster {cluster:?} is one of Istio, which speaks HTTP/2 to it only if the port of its Service says so"),
+                "name the port of the Service grpc or grpc-..., or set its appProtocol to grpc; docs/gateways/istio.md",
+            )),
             None => findings.push(DoctorFinding::warning(
                 "envoy_cluster_missing",
                 format!("the Envoy cluster {cluster:?}, which the filter of domain {domain:?} asks, is not in the file"),
@@ -184,6 +253,7 @@ impl RateLimitFilter {
         let cluster = grpc.and_then(|grpc| message(grpc, "envoy_grpc"));
         Self {
             domain: text(fields, "domain").unwrap_or_default(),
+            kind: if field(fields, "descriptors").is_some() { FilterKind::Network } else { FilterKind::Http },
             timeout: text(fields, "timeout").and_then(|text| duration(&text)),
             denies_on_failure: field(fields, "failure_mode_deny").and_then(Value::as_bool).unwrap_or(false),
             cluster: cluster.and_then(|cluster| text(cluster, "cluster_name")),
@@ -266,6 +336,9 @@ static_resources:
   - filter_chains:
     - filters:
       - typed_config:
+          route_config:
+            virtual_hosts:
+            - rate_limits: [{actions: [{remote_address: {}}]}]
           http_filters:
           - name: envoy.filters.http.ratelimit
             typed_config:
@@ -292,10 +365,16 @@ static_resources:
   clusters:
 ";
 
+    fn config(text: &str) -> Config {
+        let mut config = Config::default();
+        config.parse(text.as_bytes()).unwrap();
+        config
+    }
+
     /// The ids of the findings after a part of the bootstrap is replaced.
     fn ids(part: &str, by: &str, delays: bool) -> Vec<String> {
         assert!(BOOTSTRAP.contains(part), "{part}");
-        let config = Config::parse(BOOTSTRAP.replace(part, by).as_bytes()).unwrap();
+        let config = config(&BOOTSTRAP.replace(part, by));
         config.findings(&["edge".to_owned()], delays).into_iter().map(|finding| finding.id).collect()
     }
 
@@ -316,6 +395,7 @@ static_resources:
             ("http2_protocol_options", "http_protocol_options", "envoy_cluster_without_http2"),
             ("cluster_name: tollgate", "cluster_name: other", "envoy_cluster_missing"),
             ("rate_limit_service", "ext_authz_service", "envoy_without_filter"),
+            ("- rate_limits:", "- routes:", "envoy_without_descriptors"),
             ("  clusters:\n", OPTIONAL_HEADER, "envoy_optional_entry"),
         ] {
             assert_eq!(ids(part, by, false), [id], "{by}");
@@ -324,17 +404,21 @@ static_resources:
     }
 
     #[test]
-    fn failure_mode_is_a_warning_if_clients_write_values() {
+    fn failure_mode_is_a_warning_if_values_of_clients_are_larger_than_a_call() {
         let open = BOOTSTRAP.replace("failure_mode_deny: true", "failure_mode_deny: false");
         let found = |text: &str| {
-            let findings = Config::parse(text.as_bytes()).unwrap().findings(&["edge".to_owned()], false);
+            let findings = config(text).findings(&["edge".to_owned()], false);
             let of_mode = findings.into_iter().find(|finding| finding.id == "envoy_failure_mode").unwrap();
             (of_mode.level.name(), of_mode.what)
         };
         assert_eq!(found(&open).0, "advice");
         for header in ["x-user", "\":authority\""] {
             let limits = OPTIONAL_HEADER.replace("x-user", header);
-            let (level, what) = found(&open.replace("  clusters:\n", &limits));
+            let written = open.replace("  clusters:\n", &limits);
+            assert_eq!(found(&written).0, "advice", "60 KiB of headers fit into a call");
+            let large =
+                written.replace("route_config:", "max_request_headers_kb: 4096\n          route_config:");
+            let (level, what) = found(&large);
             assert_eq!(level, "warning");
             assert!(what.ends_with(&format!(": header \"{}\"", header.trim_matches('"'))), "{what}");
         }
@@ -344,17 +428,20 @@ static_resources:
     fn names_of_json_are_read_too() {
         let filter = r#"{"domain": "edge", "failureModeDeny": true, "timeout": "0.100s", "rateLimitService":
             {"transportApiVersion": "V3", "grpcService": {"envoyGrpc": {"clusterName": "t"}}}}"#;
+        let routes = r#"{"virtualHosts": [{"rateLimits": [{"actions": [{"remoteAddress": {}}]}]}]}"#;
         let cluster = r#"{"cluster": {"name": "t", "connectTimeout": "1s", "http2ProtocolOptions": {}}}"#;
-        let dump = format!(r#"{{"configs": [{{"x": {filter}}}, {{"y": {filter}}}, {{"z": [{cluster}]}}]}}"#);
-        let config = Config::parse(dump.as_bytes()).unwrap();
+        let dump = format!(
+            r#"{{"configs": [{{"x": {filter}}}, {{"y": {filter}}}, {{"z": [{cluster}, {routes}]}}]}}"#
+        );
+        let config = config(&dump);
         assert_eq!(config.filters.len(), 1, "equal filters are one");
         assert_eq!(config.findings(&["edge".to_owned()], false), []);
     }
 
     #[test]
     fn unreadable_file_is_an_error_with_its_place() {
-        assert!(Config::parse(b"{\"a\": ").unwrap_err().contains("line 1"));
-        let why = Config::parse(b"a: b\na: c\n").unwrap_err();
+        assert!(Config::default().parse(b"{\"a\": ").unwrap_err().contains("line 1"));
+        let why = Config::default().parse(b"a: b\na: c\n").unwrap_err();
         assert!(why.starts_with("2:1: "), "{why}");
     }
 }

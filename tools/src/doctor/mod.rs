@@ -13,6 +13,7 @@ use crate::{
     command::{FAILURE, examples, print, printable_json},
 };
 
+mod descriptors;
 mod envoy;
 mod fields;
 mod optional_entries;
@@ -42,7 +43,13 @@ pub(super) fn command() -> Command {
         .value_name("FILE")
         .value_parser(value_parser!(PathBuf))
         .value_hint(ValueHint::FilePath)
-        .help("Bootstrap or config dump of an Envoy that asks this server, as YAML or JSON");
+        .action(ArgAction::Append)
+        .help("Bootstrap or config dump of an Envoy that asks this server, as YAML or JSON; repeat it for several files, as of Istio's EnvoyFilters");
+    let accept = Arg::new("accept")
+        .long("accept")
+        .value_name("ID")
+        .action(ArgAction::Append)
+        .help("A finding that is known and accepted: it is only counted, and does not change the exit code; repeat it for several");
     let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the findings as JSON");
     Command::new(NAME)
         .about(
@@ -51,23 +58,28 @@ pub(super) fn command() -> Command {
         .after_help(examples(&[
             "tollgate doctor",
             "tollgate doctor --to 127.0.0.1:6070 --envoy envoy.yaml",
+            "tollgate doctor --accept shadow_mode",
         ]))
         .args(admin_client::args())
-        .args([envoy, json])
+        .args([envoy, accept, json])
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
-    let (program, findings) = match examine(matches) {
+    let (program, mut findings) = match examine(matches) {
         Ok(found) => found,
         Err(why) => {
             eprintln!("{why}");
             return ExitCode::from(FAILURE);
         }
     };
+    let accepted: Vec<_> = matches.get_many::<String>("accept").into_iter().flatten().collect();
+    let all = findings.len();
+    findings.retain(|finding| !accepted.contains(&&finding.id));
+    let accepted = all - findings.len();
     let text = if matches.get_flag("json") {
-        printable_json(&json!({"program": program, "findings": findings}).to_string())
+        printable_json(&json!({"program": program, "findings": findings, "accepted": accepted}).to_string())
     } else {
-        readable(&findings)
+        readable(&findings, accepted)
     };
     if print((text + "\n").as_bytes()) != ExitCode::SUCCESS {
         return ExitCode::from(FAILURE);
@@ -78,8 +90,13 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
 
 /// The version of the server, and all findings with the most urgent ones first.
 fn examine(matches: &ArgMatches) -> Result<(String, Vec<DoctorFinding>), String> {
-    let config = matches.get_one::<PathBuf>("envoy").map(|path| envoy::Config::read(path)).transpose()?;
-    let call = admin_client::AdminCall { method: "GET", path: "/doctor".to_owned(), body: String::new() };
+    let paths = matches.get_many::<PathBuf>("envoy");
+    let config = paths.map(|paths| envoy::Config::read(paths.map(PathBuf::as_path))).transpose()?;
+    let (method, body) = match &config {
+        Some(config) => ("POST", json!(config.descriptors()).to_string()),
+        None => ("GET", String::new()),
+    };
+    let call = admin_client::AdminCall { method, path: "/doctor".to_owned(), body };
     let answer = admin_client::ask(matches, &call)?;
     let examination: Examination = serde_json::from_value(answer)
         .map_err(|error| format!("cannot read the answer of the server: {error}"))?;
@@ -89,7 +106,8 @@ fn examine(matches: &ArgMatches) -> Result<(String, Vec<DoctorFinding>), String>
     Ok((program, findings))
 }
 
-fn readable(findings: &[DoctorFinding]) -> String {
+/// `accepted` further findings are left out.
+fn readable(findings: &[DoctorFinding], accepted: usize) -> String {
     let mut text = String::new();
     for DoctorFinding { id, level, what, repair, snippet } in findings {
         text +=
@@ -101,9 +119,10 @@ fn readable(findings: &[DoctorFinding]) -> String {
     }
     let number = |level| findings.iter().filter(|finding| finding.level == level).count();
     match (number(FindingLevel::Error), number(FindingLevel::Warning), number(FindingLevel::Advice)) {
-        (0, 0, 0) => "nothing found".to_owned(),
+        (0, 0, 0) if accepted == 0 => "nothing found".to_owned(),
         (errors, warnings, advice) => {
-            format!("{text}errors: {errors}, warnings: {warnings}, advice: {advice}")
+            let accepted = if accepted > 0 { format!(", accepted: {accepted}") } else { String::new() };
+            format!("{text}errors: {errors}, warnings: {warnings}, advice: {advice}{accepted}")
         }
     }
 }

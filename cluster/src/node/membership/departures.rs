@@ -2,9 +2,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use serde::Serialize;
 use tollgate_counter::time::Timestamp;
 
-use crate::{MemberId, message::MemberRecord};
+use crate::{
+    MemberId,
+    message::{MemberRecord, MemberState},
+};
 
 /// The most departed members that are retained.
 const DEPARTED_MAX: usize = 10_000;
@@ -12,8 +16,10 @@ const DEPARTED_MAX: usize = 10_000;
 const DEAD_REPORTED_MAX: usize = 100;
 /// How long a member that departed by silence is dialled again.
 const SILENT_REDIALLED: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long departed members are still listed.
-const DEPARTED_DISPLAYED: Duration = Duration::from_secs(60);
+/// How long members that have left are still listed.
+const LEFT_DISPLAYED: Duration = Duration::from_secs(60);
+/// How long members that died or were silent are still listed.
+const DIED_DISPLAYED: Duration = Duration::from_secs(10 * 60);
 
 /// How a departure became known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +27,18 @@ pub(in crate::node) enum Departure {
     /// The address refused a connection, or the member announced its leaving. Its id never returns.
     Proven,
     /// The member was silent for too long.
+    Silent,
+}
+
+/// How a member has departed, for operators.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemberDeparture {
+    /// It has announced that it leaves, or has never served.
+    Left,
+    /// Its process has ended without that.
+    Died,
+    /// It was silent for too long.
     Silent,
 }
 
@@ -113,9 +131,27 @@ impl Departures {
         })
     }
 
-    /// The members that were known and departed recently, and how long ago.
-    pub(super) fn recent(&self, now: Timestamp) -> impl Iterator<Item = (&MemberRecord, Duration)> {
-        let departed = self.0.values().map(move |departed| (&departed.record, now.since(departed.at)));
-        departed.filter(|(record, since)| !record.address.is_empty() && *since < DEPARTED_DISPLAYED)
+    /// The members that were known and departed recently, how long ago, and how.
+    pub(super) fn recent(
+        &self,
+        now: Timestamp,
+    ) -> impl Iterator<Item = (&MemberRecord, Duration, MemberDeparture)> {
+        let known = self.0.values().filter(|departed| !departed.record.address.is_empty());
+        let departed =
+            known.map(move |departed| (&departed.record, now.since(departed.at), departed.displayed()));
+        departed.filter(|(_, since, departure)| match departure {
+            MemberDeparture::Left => *since < LEFT_DISPLAYED,
+            MemberDeparture::Died | MemberDeparture::Silent => *since < DIED_DISPLAYED,
+        })
+    }
+}
+
+impl Departed {
+    fn displayed(&self) -> MemberDeparture {
+        match (self.departure, self.record.state) {
+            (Departure::Silent, _) => MemberDeparture::Silent,
+            (Departure::Proven, MemberState::Serving) => MemberDeparture::Died,
+            (Departure::Proven, MemberState::Joining | MemberState::Draining) => MemberDeparture::Left,
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tollgate_cluster::{ClusterStats, ClusterView, link::LinkFailure};
+use tollgate_cluster::{ClusterStats, ClusterView, MemberDeparture, MemberView};
 use tollgate_wire::finding::{DoctorFinding, listed};
 
 /// A member that is not heard for this long is a finding, in milliseconds.
@@ -26,28 +26,6 @@ pub(super) fn findings(view: &ClusterView, stats: &ClusterStats) -> Vec<DoctorFi
             "remove the process that is no replica from cluster.seed, or compare secrets, certificates, system clocks and versions",
         ));
     }
-    let degraded = stats.degraded;
-    if degraded > 0 {
-        findings.push(DoctorFinding::warning(
-            "degraded",
-            format!("{degraded} checks were decided without the owner of the counter since the start"),
-            "see the log for the owners that could not be reached; if none was lost, raise the timeout of the callers or cluster.forward_budget_max",
-        ));
-    }
-    let failures = LinkFailure::ALL.into_iter().filter(|reason| is_of_settings(*reason));
-    let failures = failures.map(|reason| (reason, stats.links.failures(reason)));
-    let failures = failures.filter(|(_, number)| *number > 0);
-    let failures: Vec<_> = failures.map(|(reason, number)| format!("{} ({number})", reason.name())).collect();
-    if !failures.is_empty() {
-        findings.push(DoctorFinding::warning(
-            "links_refused",
-            format!(
-                "connections between replicas were refused since the start, by reason: {}",
-                listed(failures)
-            ),
-            "compare cluster secrets, certificates, system clocks and versions; the log names the addresses",
-        ));
-    }
     findings
 }
 
@@ -63,7 +41,16 @@ fn view_findings(view: &ClusterView) -> Vec<DoctorFinding> {
     let apart = apart.filter(|(_, ahead)| ahead.unsigned_abs() > CLOCK_APART_MS);
     let apart: Vec<_> =
         apart.map(|(one, ahead)| format!("{} at {} by {ahead} ms", one.id, one.address)).collect();
+    let died = view.members.iter().filter_map(died);
+    let died: Vec<_> = died.collect();
     let mut findings = Vec::new();
+    if !died.is_empty() {
+        findings.push(DoctorFinding::warning(
+            "member_died",
+            format!("members have ended without leaving, and what they admitted after their last backup is forgotten: {}", listed(died)),
+            "look at the end of their logs and at what stopped them (memory, node); a replica that takes the place of one joins by itself",
+        ));
+    }
     if !silent.is_empty() {
         findings.push(DoctorFinding::error(
             "member_unreachable",
@@ -96,30 +83,29 @@ fn view_findings(view: &ClusterView) -> Vec<DoctorFinding> {
     findings
 }
 
-/// Whether a failed link points at settings and not at a passing disturbance.
-fn is_of_settings(reason: LinkFailure) -> bool {
-    match reason {
-        LinkFailure::NotTls
-        | LinkFailure::NoCertificate
-        | LinkFailure::Untrusted
-        | LinkFailure::Expired
-        | LinkFailure::ByPeer
-        | LinkFailure::Version
-        | LinkFailure::Full => true,
-        LinkFailure::Slow | LinkFailure::Other => false,
-    }
+/// A member that has departed without announcing it.
+fn died(member: &MemberView) -> Option<String> {
+    let how = match member.departure? {
+        MemberDeparture::Left => return None,
+        MemberDeparture::Died => "died",
+        MemberDeparture::Silent => "was given up as silent",
+    };
+    let MemberView { id, address, silent_ms, .. } = member;
+    Some(format!("{id} at {address} {how} {} s ago", silent_ms / 1_000))
 }
 
 #[cfg(test)]
 mod tests {
+    use tollgate_cluster::{MemberId, MemberState};
+
     use super::*;
-    use tollgate_cluster::{MemberId, MemberState, MemberView};
 
     fn member(number: u64) -> MemberView {
         MemberView {
             id: MemberId::from_number(number),
             address: format!("10.0.0.{number}:8082"),
             state: Some(MemberState::Serving),
+            departure: None,
             silent_ms: 0,
             rules: String::new(),
             owned: 0,
@@ -151,6 +137,19 @@ mod tests {
         let other = || Some("1.1.0".to_owned());
         assert_eq!(ids(|view| view.members[2].program = other()), ["members_of_other_versions"]);
         assert_eq!(ids(|view| view.isolated = true), ["isolated"]);
+    }
+
+    #[test]
+    fn member_that_has_died_is_found_with_its_address() {
+        let departed = |departure| {
+            ids(move |view| {
+                let member = &mut view.members[1];
+                (member.state, member.departure, member.silent_ms) = (None, Some(departure), 20_000);
+            })
+        };
+        assert_eq!(departed(MemberDeparture::Died), ["member_died"]);
+        assert_eq!(departed(MemberDeparture::Silent), ["member_died"]);
+        assert_eq!(departed(MemberDeparture::Left), [] as [&str; 0]);
     }
 
     #[test]

@@ -3,37 +3,79 @@
 
 use std::sync::Arc;
 
-use axum::{Json, Router, extract::State, routing::get};
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::{DefaultBodyLimit, State, rejection::BytesRejection},
+    routing::get,
+};
 use serde_json::{Value, json};
+use tokio::task::spawn_blocking;
 use tollgate_rules::Rules;
+use tollgate_wire::finding::EnvoyDescriptor;
 
+use crate::api::admin::state::AdminError;
+
+mod alerts;
 mod cluster;
+mod envoy;
 mod replica;
 mod rules;
 
+use alerts::UNANSWERED;
+pub use alerts::{AlertHistory, MetricReader, MetricValues};
 pub use replica::DoctorSources;
+use replica::FAILED_CALLS;
+
+/// The maximum size of the descriptors of an Envoy, in bytes.
+const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// A router with `/doctor`.
 pub fn router(sources: DoctorSources) -> Router {
-    Router::new().route("/doctor", get(findings)).with_state(Arc::new(sources))
+    let doctor = get(of_replica).post(of_envoy).layer(DefaultBodyLimit::max(BODY_BYTES_MAX));
+    Router::new().route("/doctor", doctor).with_state(Arc::new(sources))
+}
+
+async fn of_replica(State(sources): State<Arc<DoctorSources>>) -> Json<Value> {
+    Json(examination(&sources, &[]).await)
+}
+
+/// The findings, with those in what the descriptors of an Envoy and the rules do together.
+async fn of_envoy(
+    State(sources): State<Arc<DoctorSources>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, AdminError> {
+    let body = body.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    let sent: Vec<EnvoyDescriptor> =
+        serde_json::from_slice(&body).map_err(|error| AdminError::bad_request(error.to_string()))?;
+    Ok(Json(examination(&sources, &sent).await))
 }
 
 /// `findings`, the most urgent ones first; `domains` and `delays` for what the command line compares with an Envoy.
-async fn findings(State(sources): State<Arc<DoctorSources>>) -> Json<Value> {
+async fn examination(sources: &DoctorSources, sent: &[EnvoyDescriptor]) -> Value {
+    let reader = sources.metrics.clone();
+    let history = sources.history.clone();
+    // A reading asks all components, for which no request should wait.
+    let of_metrics = spawn_blocking(move || history.findings(&*reader)).await.unwrap_or_default();
     let rules = sources.active_rules.current();
     let rules = rules.rules();
-    let mut findings = rules::status(&sources.active_rules.status());
-    findings.extend(rules.into_iter().flat_map(rules::findings));
-    findings.extend(replica::findings(&sources));
+    let source = &sources.rule_source;
+    let mut findings = rules::status(&sources.active_rules.status(), source);
+    findings.extend(rules.into_iter().flat_map(|rules| rules::findings(rules, source)));
+    findings.extend(replica::findings(sources));
     if let Some(cluster) = &sources.cluster {
         findings.extend(cluster::findings(&cluster.view(), &cluster.stats()));
     }
+    // Requests of Envoy that are not answered are failed calls too.
+    let has_failed = findings.iter().any(|finding| finding.id == FAILED_CALLS);
+    findings.extend(of_metrics.into_iter().filter(|finding| !has_failed || finding.id != UNANSWERED));
+    findings.extend(rules.into_iter().flat_map(|rules| envoy::findings(rules, source, sent)));
     findings.sort_by_key(|finding| finding.level);
     let domains: Vec<_> = rules.into_iter().flat_map(Rules::domains).map(|domain| &domain.name).collect();
-    Json(json!({
+    json!({
         "program": env!("CARGO_PKG_VERSION"),
         "findings": findings,
         "domains": domains,
         "delays": rules.is_some_and(rules::may_delay),
-    }))
+    })
 }

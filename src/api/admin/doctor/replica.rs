@@ -15,7 +15,15 @@ use tollgate_wire::finding::{DoctorFinding, listed};
 
 use crate::api::{
     ApiMetrics,
-    admin::{Certificates, format},
+    admin::{
+        Certificates, RuleSource,
+        doctor::{
+            alerts::{AlertHistory, MEMORY_REPAIR, MetricReader},
+            envoy::knows_keys,
+            rules::RuleRepair,
+        },
+        format,
+    },
     failed_calls::{RecentFailures, code_name},
 };
 
@@ -24,9 +32,14 @@ const CERTIFICATE_ENDS_WITHIN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// The share of the memory of counters from which it is a finding, in percent.
 const MEMORY_SHARE: u64 = 80;
 
+/// The id of the findings of failed calls.
+pub(super) const FAILED_CALLS: &str = "failed_calls";
+
 /// What the findings are taken from.
 #[derive(Clone)]
 pub struct DoctorSources {
+    /// Where the rules come from.
+    pub rule_source: RuleSource,
     /// The active rules.
     pub active_rules: Arc<ActiveRules>,
     /// The counters.
@@ -45,6 +58,10 @@ pub struct DoctorSources {
     pub clock: Clock,
     /// Why a replica that stands in for envoyproxy/ratelimit counts by itself, if it does.
     pub alone: Option<&'static str>,
+    /// The metrics.
+    pub metrics: Arc<dyn MetricReader>,
+    /// Their values of the last hour.
+    pub history: Arc<AlertHistory>,
 }
 
 pub(super) fn findings(sources: &DoctorSources) -> Vec<DoctorFinding> {
@@ -55,6 +72,13 @@ pub(super) fn findings(sources: &DoctorSources) -> Vec<DoctorFinding> {
         findings.extend(unknown_domains(sources, &active));
         findings.extend(unmatched_descriptors(sources, &active));
     }
+    findings.extend(sources.active_rules.status().unseen_changes.map(|why| {
+        DoctorFinding::warning(
+            "rules_polled_only",
+            format!("changes of rule files are not seen at once: {why}"),
+            "if there are too many watches, raise fs.inotify.max_user_instances and max_user_watches; a file that is a mount of its own (subPath) never changes: mount its directory",
+        )
+    }));
     if sources.limiter.modes().shadow_mode {
         findings.push(DoctorFinding::warning(
             "shadow_mode",
@@ -66,7 +90,8 @@ pub(super) fn findings(sources: &DoctorSources) -> Vec<DoctorFinding> {
     findings.extend(sources.alone.map(counters_in_memory));
     findings.extend(memory(&sources.memory.stats()));
     findings.extend(certificates(&sources.certificates.expiries(), sources.clock.wall()));
-    findings.extend(sources.shared_store.as_ref().into_iter().flat_map(shared_store));
+    findings.extend(refused_certificates(&sources.certificates.refused()));
+    findings.extend(sources.shared_store.as_ref().and_then(shared_store));
     findings
 }
 
@@ -84,7 +109,7 @@ fn failed_calls(recent: Vec<RecentFailures>) -> Vec<DoctorFinding> {
         });
         let reasons = listed(reasons);
         DoctorFinding::warning(
-            "failed_calls",
+            FAILED_CALLS,
             format!(
                 "{calls} calls in the last minute were answered {code}: {reasons}; Envoy lets such requests pass unless its filter has failure_mode_deny: true"
             ),
@@ -119,19 +144,53 @@ fn unknown_domains(sources: &DoctorSources, active: &KeyedRules) -> Option<Docto
                 metrics.unknown_domains.get()
             ),
             format!(
-                "set `domain` of the caller, in Envoy that of the rate limit filter, to one of the rules, or add rules for it; the rules have {}",
+                "set `domain` of the caller, in Envoy that of the rate limit filter, to one of the rules, or {}; the rules have {}",
+                RuleRepair::of(&sources.rule_source).add(),
                 listed(known)
             ),
         )
     })
 }
 
-fn unmatched_descriptors(sources: &DoctorSources, active: &KeyedRules) -> Option<DoctorFinding> {
+/// A finding for descriptors whose keys no rule has, and one for those whose values no rule has.
+fn unmatched_descriptors(sources: &DoctorSources, active: &KeyedRules) -> Vec<DoctorFinding> {
     let metrics = sources.limiter.metrics();
     let is_unmatched = |example: &Example| {
         active.domain(&example.domain).is_some_and(|domain| domain.find(&example.entries()).is_none())
     };
+    let has_keys = |example: &Example| {
+        let domain =
+            active.rules().into_iter().flat_map(Rules::domains).find(|domain| domain.name == example.domain);
+        domain.is_some_and(|domain| {
+            knows_keys(
+                domain,
+                example.entries.iter().map(|(key, _)| String::from_utf8_lossy(key).into_owned()),
+            )
+        })
+    };
     let examples = metrics.unmatched_examples.each(is_unmatched);
+    let (values, keys): (Vec<_>, Vec<_>) = examples.into_iter().partition(has_keys);
+    let number = metrics.unmatched.get();
+    let add = RuleRepair::of(&sources.rule_source).add();
+    let of_keys = described(&keys).map(|(examples, explained)| {
+        DoctorFinding::warning(
+            "unmatched_descriptor",
+            format!("descriptors without a rule pass, for example {examples} ({number} descriptors without a limit since the start)"),
+            format!("{explained}; {add}, or stop sending descriptors that are not to be limited"),
+        )
+    });
+    let of_values = described(&values).map(|(examples, explained)| {
+        DoctorFinding::advice(
+            "unmatched_value",
+            format!("values that no rule names pass, though rules name others of the same keys, for example {examples} ({number} descriptors without a limit since the start)"),
+            format!("{explained}; if they are to be limited, add a rule for the key without a value"),
+        )
+    });
+    of_keys.into_iter().chain(of_values).collect()
+}
+
+/// Examples as text, and the command that explains the first one.
+fn described(examples: &[Example]) -> Option<(String, String)> {
     let first = examples.first()?;
     let text =
         |example: &Example| descriptor::format(example.entries.iter().map(|(key, value)| (key, value)));
@@ -141,50 +200,21 @@ fn unmatched_descriptors(sources: &DoctorSources, active: &KeyedRules) -> Option
         format::shell_word(&text(first))
     );
     let examples = examples.iter().map(|example| format!("{:?} {}", example.domain, text(example)));
-    Some(DoctorFinding::warning(
-        "unmatched_descriptor",
-        format!(
-            "descriptors without a rule pass, for example {} ({} descriptors without a limit since the start)",
-            listed(examples),
-            metrics.unmatched.get()
-        ),
-        format!("{explained}; add a rule, or stop sending descriptors that are not to be limited"),
-    ))
+    Some((listed(examples), explained))
 }
 
-fn memory(stats: &StoreStats) -> Vec<DoctorFinding> {
-    const REPAIR: &str =
-        "raise store.memory_limit, or shorten the windows of rules on keys that callers choose freely";
-    let mut findings = Vec::new();
+fn memory(stats: &StoreStats) -> Option<DoctorFinding> {
     let share = stats.bytes as u64 * 100 / stats.bytes_max.max(1) as u64;
-    if share >= MEMORY_SHARE {
-        findings.push(DoctorFinding::warning(
+    (share >= MEMORY_SHARE).then(|| {
+        DoctorFinding::warning(
             "memory_near_limit",
             format!(
                 "counters take {share} % of store.memory_limit: {} counters, {} bytes",
                 stats.live, stats.bytes
             ),
-            REPAIR,
-        ));
-    }
-    if stats.evicted_unexpired > 0 {
-        findings.push(DoctorFinding::warning(
-            "counters_evicted",
-            format!(
-                "{} counters were evicted for lack of memory since the start; each gave its key a fresh limit early",
-                stats.evicted_unexpired
-            ),
-            REPAIR,
-        ));
-    }
-    if stats.refused_full > 0 {
-        findings.push(DoctorFinding::error(
-            "memory_full",
-            format!("{} charges to new keys found no memory since the start", stats.refused_full),
-            format!("{REPAIR}; store.on_full says whether such requests pass"),
-        ));
-    }
-    findings
+            MEMORY_REPAIR,
+        )
+    })
 }
 
 fn certificates(ends: &[(&'static str, Timestamp)], now: Timestamp) -> Vec<DoctorFinding> {
@@ -206,23 +236,27 @@ fn certificates(ends: &[(&'static str, Timestamp)], now: Timestamp) -> Vec<Docto
         .collect()
 }
 
-fn shared_store(store: &SharedStore) -> Vec<DoctorFinding> {
-    let mut findings = Vec::new();
+fn refused_certificates(listeners: &[&str]) -> Option<DoctorFinding> {
+    let first = listeners.first()?;
+    Some(DoctorFinding::warning(
+        "certificate_refused",
+        format!(
+            "the files of new certificates cannot be used, and the previous ones stay active, by listener: {}",
+            listeners.join(", ")
+        ),
+        format!(
+            "correct the files of {first}.tls_cert and {first}.tls_key; the log has the reason, and the server loads them without a restart"
+        ),
+    ))
+}
+
+fn shared_store(store: &SharedStore) -> Option<DoctorFinding> {
     let state = store.state();
-    if state != tollgate_shared_store::SharedStoreState::Ready {
-        findings.push(DoctorFinding::error(
+    (state != tollgate_shared_store::SharedStoreState::Ready).then(|| {
+        DoctorFinding::error(
             "store_unavailable",
             format!("the shared store cannot be used: {state}"),
             "check store.redis.urls, the network and the store; until then on_owner_unavailable of each rule decides",
-        ));
-    }
-    let degraded = store.stats().degraded;
-    if degraded > 0 {
-        findings.push(DoctorFinding::warning(
-            "degraded",
-            format!("{degraded} checks were decided without the shared store since the start"),
-            "see the log for the times at which it could not be reached; on_owner_unavailable of each rule says what is answered then",
-        ));
-    }
-    findings
+        )
+    })
 }

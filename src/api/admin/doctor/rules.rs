@@ -1,8 +1,11 @@
 //! Findings in the rules.
 
 use tollgate_counter::algorithm::Admission;
-use tollgate_rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, RulesStatus};
+use tollgate_rules::{DescriptorRef, Domain, MatchKind, Rule, RuleStats, Rules, RulesStatus};
+use tollgate_sources::RuleSourceKind;
 use tollgate_wire::finding::{DoctorFinding, listed};
+
+use crate::api::admin::RuleSource;
 
 /// A value that no pattern contains, so that only a `*` matches it.
 const ANY_TEXT: &str = "\u{1f}";
@@ -10,14 +13,95 @@ const ANY_TEXT: &str = "\u{1f}";
 /// A rate in hits a second above which a limit refuses nothing that a replica can decide.
 const REFUSING_RATE_MAX: f64 = 1e9;
 
+/// The decisions from which the share of refusals says something.
+const DECISIONS_MIN: u64 = 1_000;
+
+/// What to do about rules, as their source allows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RuleRepair<'s> {
+    kind: RuleSourceKind,
+    name: &'s str,
+}
+
+impl<'s> RuleRepair<'s> {
+    pub(super) fn of(source: &'s RuleSource) -> Self {
+        Self { kind: source.kind, name: &source.name }
+    }
+
+    /// If there are none.
+    fn load(self) -> String {
+        let name = self.name;
+        match self.kind {
+            RuleSourceKind::Files => format!(
+                "put rules at {name}, or set rules.path (--rules) to where they are; `tollgate check {name}` reports what prevents loading them"
+            ),
+            RuleSourceKind::Url => format!(
+                "let {name} answer with a rule file; `curl -fsS {name} > rules.yaml && tollgate check rules.yaml` reports what prevents loading it, and the log has the reason of each failed request"
+            ),
+            RuleSourceKind::Xds => format!(
+                "let the control plane at {name} send RateLimitConfig resources; the log says whether it is connected and what it sends"
+            ),
+        }
+    }
+
+    /// If they have problems.
+    fn correct(self) -> String {
+        let name = self.name;
+        match self.kind {
+            RuleSourceKind::Files => {
+                "correct these places; the server loads the files as soon as they change".to_owned()
+            }
+            RuleSourceKind::Url => {
+                format!(
+                    "correct the text at {name}, or its server; it is asked again after rules.url.interval"
+                )
+            }
+            RuleSourceKind::Xds => format!(
+                "correct the resources at the control plane, {name}, which has been told of the problems"
+            ),
+        }
+    }
+
+    /// If they have warnings.
+    fn revise(self) -> String {
+        let name = self.name;
+        let before = match self.kind {
+            RuleSourceKind::Files => format!("`tollgate check {name}` reports them before they are deployed"),
+            RuleSourceKind::Url => {
+                "`tollgate check FILE` reports them before the text is published".to_owned()
+            }
+            RuleSourceKind::Xds => "the control plane, or rules.overlay, has them".to_owned(),
+        };
+        format!("correct these places, which probably have a mistake; {before}")
+    }
+
+    /// If one is missing.
+    pub(super) fn add(self) -> String {
+        let name = self.name;
+        match self.kind {
+            RuleSourceKind::Files | RuleSourceKind::Url => format!("add rules for it at {name}"),
+            RuleSourceKind::Xds => format!("let the control plane at {name} send rules for it"),
+        }
+    }
+
+    /// Where a key that a control plane does not know is added.
+    pub(super) fn in_overlay(self) -> &'static str {
+        match self.kind {
+            RuleSourceKind::Files | RuleSourceKind::Url => "",
+            RuleSourceKind::Xds => ", in the file of rules.overlay",
+        }
+    }
+}
+
 /// Findings in the outcome of the loads so far.
-pub(super) fn status(status: &RulesStatus) -> Vec<DoctorFinding> {
+pub(super) fn status(status: &RulesStatus, source: &RuleSource) -> Vec<DoctorFinding> {
+    let repair = RuleRepair::of(source);
     let mut findings = Vec::new();
     if status.generation == 0 {
         findings.push(DoctorFinding::error(
             "no_rules",
             "no rules are loaded: every request is answered UNAVAILABLE",
-            "set rules.path (--rules) to a file or directory of rules; `tollgate check PATH` reports what prevents loading it",
+            repair.load(),
         ));
     }
     if let Some(error) = &status.last_error {
@@ -25,7 +109,7 @@ pub(super) fn status(status: &RulesStatus) -> Vec<DoctorFinding> {
         findings.push(DoctorFinding::error(
             "rule_problems",
             format!("the current rules cannot be loaded, and the previous ones stay: {}", listed(problems)),
-            "correct these places; the server loads the files as soon as they change",
+            repair.correct(),
         ));
     }
     if let Some(problems) = &status.overlay_problems {
@@ -39,7 +123,8 @@ pub(super) fn status(status: &RulesStatus) -> Vec<DoctorFinding> {
 }
 
 /// Findings in the active rules.
-pub(super) fn findings(rules: &Rules) -> Vec<DoctorFinding> {
+pub(super) fn findings(rules: &Rules, source: &RuleSource) -> Vec<DoctorFinding> {
+    let repair = RuleRepair::of(source);
     let mut findings = Vec::new();
     if rules.is_empty() {
         findings.push(DoctorFinding::warning(
@@ -50,11 +135,7 @@ pub(super) fn findings(rules: &Rules) -> Vec<DoctorFinding> {
     }
     if !rules.warnings().is_empty() {
         let warnings = rules.warnings().iter().map(ToString::to_string);
-        findings.push(DoctorFinding::warning(
-            "rule_warnings",
-            listed(warnings),
-            "correct these places, which probably have a mistake; `tollgate check PATH` reports them before they are deployed",
-        ));
+        findings.push(DoctorFinding::warning("rule_warnings", listed(warnings), repair.revise()));
     }
     if rules.unknown_fields() > 0 {
         let number = rules.unknown_fields();
@@ -69,6 +150,7 @@ pub(super) fn findings(rules: &Rules) -> Vec<DoctorFinding> {
         each().filter(|rule| rule.limit().is_some_and(|limit| limit.allowance() == 0)).collect();
     findings.extend(rules_finding(
         &never_pass,
+        DoctorFinding::advice,
         "never_passes",
         "these rules let nothing pass",
         "raise requests_per_unit or burst, unless the rule is a ban on purpose",
@@ -76,9 +158,18 @@ pub(super) fn findings(rules: &Rules) -> Vec<DoctorFinding> {
     let never_refuse: Vec<_> = each().filter(|rule| never_refuses(rule)).collect();
     findings.extend(rules_finding(
         &never_refuse,
+        DoctorFinding::warning,
         "never_refuses",
         "these rules can hardly refuse anything: they allow more than a thousand million hits a second",
         "lower requests_per_unit, or write `unlimited: true`, which takes no counter",
+    ));
+    let refuse_much: Vec<_> = each().filter(|rule| refuses_much(rule)).collect();
+    findings.extend(rules_finding(
+        &refuse_much,
+        DoctorFinding::advice,
+        "refuses_much",
+        "these rules have refused more than half of their descriptors since they were loaded",
+        "`tollgate counters`, `/top` and the page of the admin listener show the keys that are denied most often; raise the limit if they are not those that it is for",
     ));
     let mut hidden = Vec::new();
     for domain in rules.domains() {
@@ -102,9 +193,25 @@ pub(super) fn may_delay(rules: &Rules) -> bool {
     rules.domains().flat_map(Domain::rules).any(|rule| rule.admission() == Some(Admission::Delayed))
 }
 
-fn rules_finding(rules: &[&Rule], id: &str, what: &str, repair: &str) -> Option<DoctorFinding> {
+fn rules_finding(
+    rules: &[&Rule],
+    finding: fn(&str, String, String) -> DoctorFinding,
+    id: &str,
+    what: &str,
+    repair: &str,
+) -> Option<DoctorFinding> {
     let places = rules.iter().map(|rule| format!("{} at {}", rule.label(), rule.location));
-    (!rules.is_empty()).then(|| DoctorFinding::warning(id, format!("{what}: {}", listed(places)), repair))
+    (!rules.is_empty()).then(|| finding(id, format!("{what}: {}", listed(places)), repair.to_owned()))
+}
+
+/// Whether a rule that lets something pass has refused more than half of many descriptors.
+fn refuses_much(rule: &Rule) -> bool {
+    if rule.limit().is_none_or(|limit| limit.allowance() == 0) {
+        return false;
+    }
+    let Some(totals) = rule.stats().map(RuleStats::totals) else { return false };
+    let decisions = totals.ok + totals.over_limit;
+    decisions >= DECISIONS_MIN && totals.over_limit * 2 > decisions
 }
 
 fn never_refuses(rule: &Rule) -> bool {
@@ -136,14 +243,56 @@ fn add_hidden(level: &[DescriptorRef<'_>], hidden: &mut Vec<String>) {
     }
 }
 
+/// A source of this kind.
+#[cfg(test)]
+pub(super) fn source(kind: RuleSourceKind) -> RuleSource {
+    RuleSource { kind, name: "the-source".into(), stats: tollgate_sources::RuleSourceStats::default() }
+}
+
 #[cfg(test)]
 mod tests {
+    use tollgate_counter::time::Timestamp;
     use tollgate_rules::{
-        Documents, RuleInput, RuleOrigin, Unknown, compile,
+        ActiveRules, Documents, RuleEvent, RuleInput, RuleOrigin, Unknown, compile,
         yaml::{self, Mark, YamlProblem},
     };
 
     use super::*;
+
+    #[test]
+    fn repair_names_the_source_of_the_rules() {
+        for (kind, loaded, added) in [
+            (RuleSourceKind::Files, "tollgate check the-source", "at the-source"),
+            (RuleSourceKind::Url, "curl -fsS the-source", "at the-source"),
+            (RuleSourceKind::Xds, "control plane at the-source", "control plane at the-source"),
+        ] {
+            let source = source(kind);
+            let found = status(&RulesStatus::default(), &source);
+            assert!(found[0].repair.contains(loaded), "{found:?}");
+            assert!(RuleRepair::of(&source).add().contains(added));
+        }
+    }
+
+    #[test]
+    fn rule_that_refuses_most_of_many_descriptors_is_advice() {
+        let rules = Rules::parse(
+            "f",
+            "{domain: d, descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]}",
+        );
+        let active = ActiveRules::from_rules(rules.unwrap(), Timestamp::EPOCH);
+        let current = active.current();
+        let rules = current.rules().unwrap();
+        let stats = rules.domains().next().unwrap().rules().next().unwrap().stats().unwrap();
+        let found = || findings(rules, &source(RuleSourceKind::Files));
+        for _ in 0..500 {
+            stats.count_plain(RuleEvent::default());
+            stats.count_plain(RuleEvent { over_limit: true, ..RuleEvent::default() });
+        }
+        assert_eq!(found(), []);
+        stats.count_plain(RuleEvent { over_limit: true, ..RuleEvent::default() });
+        let found = found();
+        assert_eq!((&*found[0].id, found[0].level.name()), ("refuses_much", "advice"));
+    }
 
     #[test]
     fn unknown_fields_of_a_control_plane_are_a_finding() {
@@ -157,7 +306,7 @@ mod tests {
                 count: 3,
             }),
         });
-        let of = |sources: &[RuleInput]| findings(&compile(sources).unwrap());
+        let of = |sources: &[RuleInput]| findings(&compile(sources).unwrap(), &source(RuleSourceKind::Files));
         let found = of(&[file.clone(), newer]);
         let unknown: Vec<_> = found.iter().filter(|finding| finding.id == "unknown_fields").collect();
         assert!(unknown.len() == 1 && unknown[0].what.contains("in 3 descriptors"), "{found:?}");

@@ -257,6 +257,10 @@ mod tests {
         fn expiries(&self) -> Vec<(&'static str, Timestamp)> {
             Vec::new()
         }
+
+        fn refused(&self) -> Vec<&'static str> {
+            Vec::new()
+        }
     }
 
     fn sources() -> SampleSources {
@@ -318,6 +322,10 @@ mod tests {
     impl Certificates for SlowToRead {
         fn expiries(&self) -> Vec<(&'static str, Timestamp)> {
             std::thread::sleep(SLOWNESS);
+            Vec::new()
+        }
+
+        fn refused(&self) -> Vec<&'static str> {
             Vec::new()
         }
     }
