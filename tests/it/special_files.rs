@@ -65,7 +65,7 @@ async fn pipe_as_file_of_a_setting_refuses_start() {
 async fn pipe_as_certificate_of_a_store_blocks_no_thread() {
     let (_folder, _, pipe) = folder();
     let flags = ["--store-kind", "redis", "--store-redis-urls", "rediss://127.0.0.1:1"];
-    let flags = [&flags[..], &["--store-redis-ca", &pipe]].concat();
+    let flags = [&flags[..], &["--store-redis-ca", &pipe, "--drain-delay", "0s"]].concat();
     let mut program = Program::start_unready(Command::new(PROGRAM), RULES, &flags).await;
     let failed = program.until_logged("cannot connect to the shared store").await;
     assert!(failed["reason"].as_str().unwrap().contains(REFUSAL), "{failed}");

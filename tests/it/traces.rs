@@ -221,7 +221,7 @@ async fn sampler_of_the_environment_decides_which_calls_are_spans() {
         let mut command = Command::new(PROGRAM);
         command.env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint);
         command.env("OTEL_TRACES_SAMPLER", sampler).env("OTEL_TRACES_SAMPLER_ARG", argument);
-        let mut program = Program::start_command(command, RULES, &[]).await;
+        let mut program = Program::start_command(command, RULES, &["--drain-delay", "0s"]).await;
         let mut client = RateLimitServiceClient::connect(format!("http://{}", program.grpc)).await.unwrap();
         // A ratio of the traces that begin here would be left to chance.
         let begun: &[&[_]] = if sampler == "traceidratio" { &[] } else { &[&[]] };

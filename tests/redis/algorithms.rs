@@ -20,12 +20,11 @@ use crate::{
 
 const HOUR: u64 = 3_600 * 1_000_000_000;
 
-fn every_limit() -> Vec<Limit> {
+fn limits() -> Vec<Limit> {
     let nanos = |nanos| NonZeroU64::new(nanos).unwrap();
     let span = Span::from_nanos(HOUR).unwrap();
     let rate = Rate::new(nanos(10), nanos(HOUR));
     let mut all = laws::every_limit(10, HOUR);
-    all.extend(laws::every_limit(10, HOUR).into_iter().map(|limit| laws::with_penalty(limit, HOUR)));
     for excess in [Excess::Count, Excess::Overdraft(20)] {
         all.extend([
             Limit::FixedWindow(FixedWindow { limit: 10, window: Window::Aligned(span), excess }),
@@ -43,6 +42,10 @@ fn every_limit() -> Vec<Limit> {
         ]);
     }
     all
+}
+
+fn limits_with_penalty() -> Vec<Limit> {
+    laws::every_limit(10, HOUR).into_iter().map(|limit| laws::with_penalty(limit, HOUR)).collect()
 }
 
 fn without_receipt(decision: Decision) -> (Verdict, u64, std::time::Duration) {
@@ -64,7 +67,7 @@ async fn store_decides_every_algorithm_as_memory_does() {
         Replica::ready_with(settings(&[server.url()]), clock.clone()).await,
     ];
     let mut random = StdRng::seed_from_u64(7);
-    for (number, limit) in every_limit().into_iter().enumerate() {
+    for (number, limit) in limits().into_iter().chain(limits_with_penalty()).enumerate() {
         let memory = Memory::new(1 << 24, OnFull::Deny);
         let names = [key(&format!("{number} a")), key(&format!("{number} b"))];
         for step in 0..60 {
@@ -103,6 +106,16 @@ async fn store_decides_every_algorithm_as_memory_does() {
 
 #[tokio::test]
 async fn store_holds_every_algorithm_as_memory_does() {
+    assert_holds_as_memory(limits()).await;
+}
+
+// Apart, because both wait for the server most of the time.
+#[tokio::test]
+async fn store_holds_every_penalised_algorithm_as_memory_does() {
+    assert_holds_as_memory(limits_with_penalty()).await;
+}
+
+async fn assert_holds_as_memory(limits: Vec<Limit>) {
     let server = Server::start(&[]);
     let clock = Clock::manual(Timestamp::from_nanos(1_790_000_040 * 1_000_000_000));
     let replicas = [
@@ -110,7 +123,7 @@ async fn store_holds_every_algorithm_as_memory_does() {
         Replica::ready_with(settings(&[server.url()]), clock.clone()).await,
     ];
     let mut random = StdRng::seed_from_u64(11);
-    for (number, limit) in every_limit().into_iter().enumerate() {
+    for (number, limit) in limits.into_iter().enumerate() {
         let memory = Memory::new(1 << 24, OnFull::Deny);
         let names = [key(&format!("{number} a")), key(&format!("{number} b"))];
         for step in 0..40 {
