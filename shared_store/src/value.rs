@@ -1,16 +1,12 @@
-//! The value of a counter in the store: a version, then the packed counter and its holds, with instants of the servers'
-//! clock. A lane knows the values that the store last held, as far as this replica has seen.
+//! The value of a counter in the store: a version, then the packed counter and its side data, with instants of the
+//! servers' clock. A lane knows the values that the store last held, as far as this replica has seen.
 
 use rustc_hash::FxHashMap;
-use tollgate_counter::{descriptor::Key, time::Timestamp};
-use tollgate_store::{DecodedHeldCounter, HeldCounter};
+use tollgate_counter::{descriptor::Key, packed_counter::Decoded, time::Timestamp};
+use tollgate_store::HeldCounter;
 
-/// The version of a counter without holds. It is followed by the tag and the fields of the packed counter, whose
-/// instants are in nanoseconds since the Unix epoch.
-const VERSION: u8 = 1;
-/// The version of a counter with holds. It is followed by the length of what follows a [`VERSION`], 0 for no counter,
-/// that many bytes, and the holds.
-const VERSION_WITH_HOLDS: u8 = 3;
+/// The version of a counter. Records of it and of its side data follow, with instants in nanoseconds since the Unix epoch.
+const VERSION: u8 = 4;
 /// A claimed value: 16 bytes of a [`Claim`], then the value. See the script.
 const CLAIMED: u8 = 2;
 /// The bytes of a claim with its mark.
@@ -34,20 +30,15 @@ pub(super) fn claim_mark(replica: u64) -> [u8; 9] {
 
 /// Encodes a counter. An absent one is empty.
 pub(super) fn encode(counter: &HeldCounter) -> Vec<u8> {
-    match (counter.write_counter(), counter.write_holds()) {
-        (None, None) => Vec::new(),
-        (Some((tag, fields)), None) => [&[VERSION, tag], &fields[..]].concat(),
-        (counter, Some(holds)) => {
-            let counter = counter.map_or_else(Vec::new, |(tag, fields)| [&[tag], &fields[..]].concat());
-            // A counter has at most some megabytes.
-            let length = (counter.len() as u32).to_le_bytes();
-            [&[VERSION_WITH_HOLDS], &length[..], &counter, &holds].concat()
-        }
+    let mut bytes = counter.write();
+    if !bytes.is_empty() {
+        bytes.insert(0, VERSION);
     }
+    bytes
 }
 
 /// Decodes a value and the claim on it. An empty value is an absent counter. A malformed one is no value of Tollgate.
-pub(super) fn decode(bytes: &[u8]) -> (Option<DecodedHeldCounter>, Option<Claim>) {
+pub(super) fn decode(bytes: &[u8]) -> (Option<Decoded<HeldCounter>>, Option<Claim>) {
     let (claim, bytes) = match bytes {
         [CLAIMED, ..] if bytes.len() >= CLAIM_BYTES => {
             let number = |range: std::ops::Range<usize>| {
@@ -60,22 +51,11 @@ pub(super) fn decode(bytes: &[u8]) -> (Option<DecodedHeldCounter>, Option<Claim>
     };
     let value = match bytes {
         [] => return (None, claim),
-        [VERSION, counter @ ..] if !counter.is_empty() => read(counter, None),
-        [VERSION_WITH_HOLDS, rest @ ..] => {
-            let parts = rest.split_first_chunk().and_then(|(length, rest)| {
-                rest.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)
-            });
-            parts.map_or(DecodedHeldCounter::Malformed, |(counter, holds)| read(counter, Some(holds)))
-        }
-        [VERSION] => DecodedHeldCounter::Malformed,
-        [_, ..] => DecodedHeldCounter::Unknown,
+        [VERSION] => Decoded::Malformed,
+        [VERSION, counter @ ..] => HeldCounter::read(counter),
+        [_, ..] => Decoded::Unknown,
     };
     (Some(value), claim)
-}
-
-/// Decodes the tag and the fields of a counter, if there are any, and its holds.
-fn read(counter: &[u8], holds: Option<&[u8]>) -> DecodedHeldCounter {
-    HeldCounter::read(counter.split_first().map(|(tag, fields)| (*tag, fields)), holds)
 }
 
 /// The bytes of an entry without its value and what its counter has on the heap.
@@ -101,10 +81,10 @@ impl Known {
     pub(super) fn read(bytes: Vec<u8>, confirmed_at: Timestamp) -> Self {
         let (value, claim) = decode(&bytes);
         let (counter, is_foreign) = match value {
-            Some(DecodedHeldCounter::Counter(counter)) => (counter, false),
-            Some(DecodedHeldCounter::Unknown) => (HeldCounter::default(), true),
+            Some(Decoded::Known(counter)) => (counter, false),
+            Some(Decoded::Unknown) => (HeldCounter::default(), true),
             // What is no value of Tollgate counts as absent, and the next charge overwrites it.
-            Some(DecodedHeldCounter::Malformed) | None => (HeldCounter::default(), false),
+            Some(Decoded::Malformed) | None => (HeldCounter::default(), false),
         };
         Self { bytes, counter, claim, is_foreign, confirmed_at }
     }
@@ -185,7 +165,7 @@ mod tests {
 
     fn read_back(bytes: &[u8]) -> HeldCounter {
         match decode(bytes) {
-            (Some(DecodedHeldCounter::Counter(counter)), None) => counter,
+            (Some(Decoded::Known(counter)), None) => counter,
             other => panic!("{other:?}"),
         }
     }
@@ -213,13 +193,11 @@ mod tests {
             let mut counter = HeldCounter::default();
             counter.update(&limit, now, |limit, counter| limit.decide(counter, NOW, Operation::Charge(1)));
             let plain = encode(&counter);
-            assert_eq!(plain[0], VERSION, "older versions read it");
             assert_eq!(encode(&read_back(&plain)), plain);
             let id = HoldId::new(b"a").unwrap();
             let terms = HoldTerms::new(id.clone(), Duration::from_secs(60), OnExpiry::Release).unwrap();
             reserve(&mut counter, &limit, terms, 4, now);
             let held = encode(&counter);
-            assert_eq!(held[0], VERSION_WITH_HOLDS);
             assert_eq!(encode(&read_back(&held)), held);
             let [settled, expected] = [&mut read_back(&held), &mut counter]
                 .map(|counter| settle(counter, &limit, &id, Now { now: NOW.plus(SECOND), given_up: None }));
@@ -253,13 +231,10 @@ mod tests {
 
     #[test]
     fn truncated_and_unknown_values_are_told_apart() {
-        for malformed in [&[VERSION][..], &[VERSION_WITH_HOLDS, 9, 0, 0, 0, 1], &[VERSION_WITH_HOLDS, 0, 0]] {
-            assert!(
-                matches!(decode(malformed), (Some(DecodedHeldCounter::Malformed), None)),
-                "{malformed:?}"
-            );
+        for malformed in [&[VERSION][..], &[VERSION, 130], &[VERSION, 130, 9, 1], &[VERSION, 130, 1, 0]] {
+            assert!(matches!(decode(malformed), (Some(Decoded::Malformed), None)), "{malformed:?}");
         }
-        assert!(matches!(decode(&[VERSION_WITH_HOLDS + 1, 1, 2]), (Some(DecodedHeldCounter::Unknown), None)));
+        assert!(matches!(decode(&[VERSION + 1, 1, 2]), (Some(Decoded::Unknown), None)));
     }
 
     fn key(number: u32) -> Key {

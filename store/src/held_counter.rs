@@ -1,4 +1,4 @@
-//! A counter with its holds, in every store.
+//! A counter with its side data, in every store.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,8 @@ use tollgate_counter::{
 
 use crate::{
     HOLDS_MAX, HoldId, Settled,
-    holds::{DecodedHolds, Expired, Holds},
+    holds::{Expired, Holds},
+    side_data::{SIDE_DATA_MIN, SideData, put_tagged, tagged},
 };
 
 mod draft;
@@ -18,23 +19,12 @@ mod interpreter;
 
 pub use draft::{Exhausted, ReservationDraft, Reserve, reserve};
 
-/// A counter, if it is not idle, and its holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A counter, if it is not idle, and its side data.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct HeldCounter {
     packed: Option<PackedCounter>,
     // Invariant: not empty.
-    holds: Option<Box<Holds>>,
-}
-
-/// The result of decoding a counter with its holds.
-#[derive(Debug)]
-pub enum DecodedHeldCounter {
-    /// A counter of this version.
-    Counter(HeldCounter),
-    /// A part of it is unknown to this version.
-    Unknown,
-    /// The bytes are no counter.
-    Malformed,
+    side_data: Option<Box<SideData>>,
 }
 
 /// The room for more holds.
@@ -64,19 +54,35 @@ impl Room {
 }
 
 impl HeldCounter {
-    /// A counter and its holds.
-    pub(super) fn new(packed: Option<PackedCounter>, holds: Option<Box<Holds>>) -> Self {
-        Self { packed, holds }
+    /// A counter and its side data.
+    pub(super) fn new(packed: Option<PackedCounter>, side_data: Option<Box<SideData>>) -> Self {
+        Self { packed, side_data }
     }
 
-    /// The counter and its holds.
-    pub(super) fn into_parts(self) -> (Option<PackedCounter>, Option<Box<Holds>>) {
-        (self.packed, self.holds)
+    /// The counter and its side data.
+    pub(super) fn into_parts(self) -> (Option<PackedCounter>, Option<Box<SideData>>) {
+        (self.packed, self.side_data)
     }
 
     /// The holds.
     pub(super) fn holds(&self) -> Option<&Holds> {
-        self.holds.as_deref()
+        self.side_data.as_ref()?.holds.as_deref()
+    }
+
+    fn holds_mut(&mut self) -> Option<&mut Holds> {
+        self.side_data.as_mut()?.holds.as_deref_mut()
+    }
+
+    /// Takes the holds until [`HeldCounter::put_holds`].
+    fn take_holds(&mut self) -> Option<Box<Holds>> {
+        self.side_data.as_mut()?.holds.take()
+    }
+
+    fn put_holds(&mut self, holds: Box<Holds>) {
+        if !holds.is_empty() {
+            self.side_data.get_or_insert_default().holds = Some(holds);
+        }
+        self.side_data.take_if(|side_data| side_data.is_empty());
     }
 
     /// Whether an absent counter would answer differently.
@@ -94,14 +100,14 @@ impl HeldCounter {
         self.packed.as_ref().is_some_and(PackedCounter::has_record)
     }
 
-    /// The bytes that the counter takes on the heap, without its holds.
+    /// The bytes that the counter takes on the heap, without its side data.
     pub(super) fn packed_heap_bytes(&self) -> usize {
         self.packed.as_ref().map_or(0, PackedCounter::heap_bytes)
     }
 
     /// The bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
-        self.packed_heap_bytes() + self.holds().map_or(0, Holds::bytes)
+        self.packed_heap_bytes() + self.side_data.as_ref().map_or(0, |side_data| side_data.size().bytes)
     }
 
     /// A copy of the counter, corrected if it is ahead of the clock.
@@ -112,7 +118,8 @@ impl HeldCounter {
     /// Ends holds that have expired, and returns whether that changed the counter.
     pub fn expire(&mut self, limit: &Limit, now: Now) -> (bool, Expired) {
         let mut expired = Expired::default();
-        let Self { packed, holds: Some(holds) } = self else {
+        let Self { packed, side_data } = self;
+        let Some(holds) = side_data.as_mut().and_then(|side_data| side_data.holds.as_mut()) else {
             return Default::default();
         };
         let has_moved = correct(holds, now);
@@ -126,12 +133,12 @@ impl HeldCounter {
         (is_changed, expired)
     }
 
-    /// Forgets holds whose retention has ended.
-    pub(super) fn forget_holds(&mut self, now: Timestamp) {
-        if let Some(holds) = &mut self.holds {
-            holds.forget(now);
+    /// Forgets side data that no longer changes an answer.
+    pub(super) fn forget_side_data(&mut self, now: Timestamp) {
+        if let Some(side_data) = &mut self.side_data {
+            side_data.forget(now);
         }
-        self.holds.take_if(|holds| holds.is_empty());
+        self.side_data.take_if(|side_data| side_data.is_empty());
     }
 
     /// The limit of the counter alone, without the places that its holds keep.
@@ -146,7 +153,7 @@ impl HeldCounter {
         now: Now,
         decide: impl FnOnce(&Limit, &mut Counter) -> Decision,
     ) -> Decision {
-        match self.holds.take() {
+        match self.take_holds() {
             None => change(&mut self.packed, limit, now, |counter| decide(limit, counter)),
             Some(holds) => {
                 let decide = |holds: &mut Holds, counter: &mut Counter| {
@@ -159,7 +166,7 @@ impl HeldCounter {
 
     /// Refunds hits: those of calls before those that are held.
     pub(super) fn refund(&mut self, limit: &Limit, hits: u64, now: Now) -> Decision {
-        let Some(holds) = self.holds.take() else {
+        let Some(holds) = self.take_holds() else {
             return change(&mut self.packed, limit, now, |counter| {
                 limit.decide(counter, now.now, Operation::Refund(hits))
             });
@@ -180,24 +187,27 @@ impl HeldCounter {
         room: Room,
     ) -> Settled {
         let bytes = Holds::bytes_of_one(id);
-        self.forget_holds(now.now);
+        self.forget_side_data(now.now);
         let has_room = room.has(self.holds(), id, 1, bytes);
         let is_known = self.holds().is_some_and(|holds| holds.answer(id).is_some());
-        let holds = self.holds.take().unwrap_or_else(|| Box::new(Holds::new(limit)));
+        let holds = self.take_holds().unwrap_or_else(|| Box::new(Holds::new(limit)));
         let (_, settled) = self.change_both(holds, limit, now, |holds, counter| {
             let settled = holds.settle(limit, counter, id, actual, now.now);
             (peek(&holds.limit_without_holds(limit), counter, now), settled)
         });
-        if let Some(holds) = self.holds.as_mut().filter(|_| !is_known && !has_room) {
+        if !is_known
+            && !has_room
+            && let Some(mut holds) = self.take_holds()
+        {
             holds.forget_ended(id);
+            self.put_holds(holds);
         }
-        self.holds.take_if(|holds| holds.is_empty());
         settled
     }
 
     /// Takes back what one attempt holds with this id, and forgets it. Returns whether there was such a hold.
     pub(super) fn withdraw(&mut self, limit: &Limit, id: &HoldId, attempt: u64, now: Now) -> bool {
-        let Some(holds) = self.holds.take() else { return false };
+        let Some(holds) = self.take_holds() else { return false };
         let withdraw = |holds: &mut Holds, counter: &mut Counter| {
             let was_held = holds.withdraw(counter, id, attempt, now.now);
             (peek(&holds.limit_without_holds(limit), counter, now), was_held)
@@ -208,8 +218,8 @@ impl HeldCounter {
     /// Adds what another replica has made of `base`, an earlier state of this counter, until `there`. Without `room`,
     /// what is added stays charged, and its holds are unknown.
     pub(super) fn absorb(&mut self, there: Self, base: Self, now: Now, room: Room) {
-        let holds = self.holds.take();
-        let known = holds.as_ref().or(there.holds.as_ref()).or(base.holds.as_ref());
+        let holds = self.take_holds();
+        let known = holds.as_deref().or(there.holds()).or(base.holds());
         let Some(limit) = known.map(|holds| holds.limit().clone()) else { return };
         let has_room = there.holds().is_none_or(|holds| holds.bytes() <= room.bytes);
         let there = there.unpacked(&limit);
@@ -221,9 +231,9 @@ impl HeldCounter {
         });
     }
 
-    fn unpacked(self, limit: &Limit) -> (Counter, Holds) {
-        let counter = self.packed.map_or_else(|| limit.fresh(), |packed| packed.counter(limit));
-        (counter, self.holds.map_or_else(|| Holds::new(limit), |holds| *holds))
+    fn unpacked(mut self, limit: &Limit) -> (Counter, Holds) {
+        let holds = self.take_holds().map_or_else(|| Holds::new(limit), |holds| *holds);
+        (self.packed.map_or_else(|| limit.fresh(), |packed| packed.counter(limit)), holds)
     }
 
     /// Applies `change` to the counter and its `holds`, both corrected if they are ahead of the clock. The holds observe
@@ -244,63 +254,71 @@ impl HeldCounter {
             result = Some(more);
             decision
         });
-        self.holds = Some(holds).filter(|holds| !holds.is_empty());
+        self.put_holds(holds);
         (decision, result.expect("`change` calls the closure"))
     }
 }
 
 /// For a store that keeps both as one value.
 impl HeldCounter {
-    /// Decodes a counter from its tag and fields, and its holds.
-    pub fn read(counter: Option<(u8, &[u8])>, holds: Option<&[u8]>) -> DecodedHeldCounter {
-        // Ages since the epoch are absolute instants.
-        let packed = match counter.map(|(tag, fields)| PackedCounter::read(tag, fields, Timestamp::EPOCH)) {
-            None => None,
-            Some(Decoded::Counter(packed)) => Some(packed),
-            Some(Decoded::Unknown) => return DecodedHeldCounter::Unknown,
-            Some(Decoded::Malformed) => return DecodedHeldCounter::Malformed,
-        };
-        let holds = match holds.map(|bytes| Holds::read(bytes, Timestamp::EPOCH)) {
-            None => None,
-            Some(DecodedHolds::Holds(holds)) => Some(Box::new(holds)).filter(|holds| !holds.is_empty()),
-            Some(DecodedHolds::Unknown) => return DecodedHeldCounter::Unknown,
-            Some(DecodedHolds::Malformed) => return DecodedHeldCounter::Malformed,
-        };
-        DecodedHeldCounter::Counter(Self { packed, holds })
+    /// Decodes what [`HeldCounter::write`] has written.
+    pub fn read(mut bytes: &[u8]) -> Decoded<Self> {
+        let mut counter = Self::default();
+        let mut side_data = SideData::default();
+        while !bytes.is_empty() {
+            let Some((tag, fields, rest)) = tagged(bytes) else { return Decoded::Malformed };
+            bytes = rest;
+            // Ages since the epoch are absolute instants.
+            let decoded = match tag {
+                SIDE_DATA_MIN.. => side_data.read(tag, fields, Timestamp::EPOCH),
+                _ => PackedCounter::read(tag, fields, Timestamp::EPOCH)
+                    .map(|packed| counter.packed = Some(packed)),
+            };
+            match decoded {
+                Decoded::Known(()) => {}
+                Decoded::Unknown => return Decoded::Unknown,
+                Decoded::Malformed => return Decoded::Malformed,
+            }
+        }
+        counter.side_data = side_data.boxed();
+        Decoded::Known(counter)
     }
 
-    /// The tag and the encoded fields of the counter, if there is one.
-    pub fn write_counter(&self) -> Option<(u8, Vec<u8>)> {
-        let mut fields = Vec::new();
-        let tag = self.packed.as_ref()?.write(Timestamp::EPOCH, &mut fields);
-        Some((tag, fields))
-    }
-
-    /// The encoded holds, if there are any.
-    pub fn write_holds(&self) -> Option<Vec<u8>> {
-        self.holds().map(|holds| holds.write(Timestamp::EPOCH))
+    /// Encodes the counter and its side data. Nothing if there is neither.
+    pub fn write(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        if let Some(packed) = &self.packed {
+            let mut fields = Vec::new();
+            let tag = packed.write(Timestamp::EPOCH, &mut fields);
+            put_tagged(&mut bytes, tag, &fields);
+        }
+        if let Some(side_data) = &self.side_data {
+            side_data.write(Timestamp::EPOCH, |tag, fields| put_tagged(&mut bytes, tag, fields));
+        }
+        bytes
     }
 
     /// How many ids of ended holds were forgotten because there were too many, since the last call.
     pub fn take_ids_forgotten(&mut self) -> usize {
-        self.holds.as_mut().map_or(0, |holds| holds.take_forgotten_early())
+        self.holds_mut().map_or(0, Holds::take_forgotten_early)
     }
 
-    /// Whether there is neither a counter nor a hold.
+    /// Whether there is neither a counter nor side data.
     pub fn is_absent(&self) -> bool {
-        self.packed.is_none() && self.holds.is_none()
+        self.packed.is_none() && self.side_data.is_none()
     }
 
     /// The instant from which an absent counter answers the same.
     pub fn idle_at(&self) -> Timestamp {
         let counter = self.packed.as_ref().map(PackedCounter::idle_at);
-        counter.max(self.holds().map(Holds::forgotten_at)).unwrap_or(Timestamp::EPOCH)
+        let side_data = self.side_data.as_ref().and_then(|side_data| side_data.forgotten_at());
+        counter.max(side_data).unwrap_or(Timestamp::EPOCH)
     }
 
     /// Drops what answers the same when it is absent.
     pub fn forget_idle(&mut self, now: Timestamp) {
         self.packed.take_if(|packed| packed.idle_at() <= now);
-        self.forget_holds(now);
+        self.forget_side_data(now);
     }
 
     /// Whether a hold has expired and still weighs.

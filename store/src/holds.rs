@@ -21,7 +21,6 @@ mod copies;
 mod ended;
 mod hold;
 
-pub(super) use codec::DecodedHolds;
 pub(super) use copies::CounterCopy;
 pub use hold::RETENTION;
 
@@ -516,22 +515,10 @@ mod tests;
 /// The approximate memory of an entry of a tree without key and value, in bytes.
 const TREE_ENTRY_BYTES: usize = 16;
 
-/// What the holds of one counter take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct HoldSize {
-    pub(crate) open: usize,
-    pub(crate) bytes: usize,
-}
-
 impl Holds {
     /// The bytes that the first hold of a counter takes in addition to [`Holds::bytes_of_one`]: a vector begins with
     /// four places.
     pub(crate) const BYTES_OF_FIRST: usize = size_of::<Self>() + 2 * size_of::<Hold>();
-
-    /// What they take.
-    pub(crate) fn size(&self) -> HoldSize {
-        HoldSize { open: self.open(), bytes: self.bytes() }
-    }
 
     /// The approximate memory, in bytes.
     pub(crate) fn bytes(&self) -> usize {

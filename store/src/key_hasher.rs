@@ -7,7 +7,7 @@ use std::{
 
 use tollgate_counter::{descriptor::Key, packed_counter::PackedCounter};
 
-use crate::holds::Holds;
+use crate::side_data::SideData;
 
 /// A map by key.
 pub(super) type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
@@ -43,7 +43,7 @@ pub(crate) fn bytes_of_map(capacity: usize) -> usize {
 }
 
 /// The approximate memory, in bytes.
-pub(crate) fn bytes_of_holds(holds: &ByKey<Box<Holds>>) -> usize {
-    let capacity = holds.capacity() * size_of::<(Key, Box<Holds>)>() * 5 / 4;
-    capacity + holds.values().map(|holds| holds.bytes()).sum::<usize>()
+pub(crate) fn bytes_of_side_data(side_data: &ByKey<Box<SideData>>) -> usize {
+    let capacity = side_data.capacity() * size_of::<(Key, Box<SideData>)>() * 5 / 4;
+    capacity + side_data.values().map(|side_data| side_data.size().bytes).sum::<usize>()
 }

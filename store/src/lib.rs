@@ -14,6 +14,7 @@ mod leased_decision;
 mod memory;
 mod operation;
 mod reservation;
+mod side_data;
 mod slot;
 mod slot_copy;
 mod slot_data;
@@ -23,7 +24,7 @@ mod table;
 pub use budget::{BYTES_MIN, MemoryReservation};
 pub use check::{Check, CheckRole, OnFull, OnRefusal, Refusal, refuses};
 pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision};
-pub use held_counter::{DecodedHeldCounter, Exhausted, HeldCounter, Reserve, Room, reserve};
+pub use held_counter::{Exhausted, HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
 pub use lead::Lead;
 pub use memory::{
@@ -37,5 +38,5 @@ pub use reservation::{
 };
 pub use slot::{SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};
-pub use slot_data::{Consumption, PendingUsage, SlotChanges, SlotData, SlotDecodeError};
+pub use slot_data::{Consumption, SlotChanges, SlotData, SlotDecodeError};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};

@@ -192,7 +192,7 @@ impl Memory {
     /// Restores counters from a snapshot, as many as the memory allows.
     pub fn restore(&self, data: SlotData, now: Timestamp) {
         self.adopt_lead(&data, now);
-        let (counters, holds) = data.into_counters();
+        let (counters, side_data) = data.into_counters();
         // Usually all keys are of one slot.
         if let Some(key) = counters.keys().next() {
             self.tables.lock(self.slot(*key)).reserve(counters.len(), &self.tables.resources);
@@ -204,8 +204,8 @@ impl Memory {
                 self.tables.insert(&mut table, key, packed, now);
             }
         }
-        for (key, holds) in holds {
-            self.tables.restore_holds(key, holds);
+        for (key, side_data) in side_data {
+            self.tables.restore_side_data(key, side_data);
         }
     }
 
@@ -260,9 +260,7 @@ impl Memory {
         {
             return Err(NotLocal::Slot(slot));
         }
-        if table.has_holds_or_grants()
-            || ownership.as_ref().is_some_and(|ownership| ownership.side_data().is_some())
-        {
+        if table.has_side_data() {
             drop((ownership, table));
             let SingleDecision { decision, charged } = self.apply_one_with_side_data(check, now)?;
             return Ok(SingleDecision { decision: decision.keep_receipt(keep), charged });
@@ -284,7 +282,7 @@ impl Memory {
         Ok(SingleDecision { decision, charged })
     }
 
-    /// Decides the only check of a call in a slot with holds, grants, leases or pending usage.
+    /// Decides the only check of a call in a slot with side data.
     #[cold]
     #[inline(never)]
     fn apply_one_with_side_data(
@@ -379,13 +377,9 @@ impl Memory {
 
     fn sweep_slot(&self, slot: Slot, now: Timestamp) {
         let mut table = self.tables.lock(slot);
-        self.sweep_holds(slot, &mut table, now);
+        self.sweep_side_data(slot, &mut table, now);
         table.forget_idle(now, &self.tables.resources);
         table.shrink(&self.tables.resources);
-        drop(table);
-        if let Some(ownerships) = &self.ownerships {
-            ownerships.lock(slot).forget_idle(now);
-        }
     }
 }
 

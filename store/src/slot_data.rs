@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashSet, hash_map::Entry},
+    collections::{HashSet, hash_map::Entry},
     hash::BuildHasherDefault,
     sync::Arc,
 };
@@ -18,22 +18,18 @@ use crate::{
     budget::{Budget, MemoryReservation},
     held_counter::HeldCounter,
     holds::Holds,
-    key_hasher::{ByKey, KeyHasher},
+    key_hasher::{ByKey, CUT_DIVISOR, KeyHasher, bytes_of_map, bytes_of_side_data},
     lead::Lead,
+    side_data::{CounterUsage, SideData},
     table::SlotTable,
 };
 
 mod codec;
 mod consumption;
-mod pending_usage;
 
-pub(super) use crate::key_hasher::bytes_of_map;
-use crate::key_hasher::{CUT_DIVISOR, bytes_of_holds};
 pub use codec::SlotDecodeError;
 pub use consumption::Consumption;
 pub(super) use consumption::HeldConsumption;
-use pending_usage::CounterUsage;
-pub use pending_usage::PendingUsage;
 
 /// The content of a slot. What a store releases or accepts counts in its budget until it is dropped.
 #[derive(Clone, Debug, Default)]
@@ -42,9 +38,7 @@ pub struct SlotData {
     counters: ByKey<PackedCounter>,
     // Keys whose counter was removed or is idle.
     removed: HashSet<Key, BuildHasherDefault<KeyHasher>>,
-    holds: ByKey<Box<Holds>>,
-    pending: PendingUsage,
-    unknown: UnknownRecords,
+    side_data: ByKey<Box<SideData>>,
     // The lead of the sender's clock: some instants may be ahead of it.
     lead: Option<Lead>,
     reservation: MemoryReservation,
@@ -60,9 +54,6 @@ enum SlotDataExtent {
     All,
 }
 
-/// Records with tags that this version does not know, unchanged.
-pub(super) type UnknownRecords = BTreeMap<(Key, u8), Vec<Box<[u8]>>>;
-
 /// A copy of the changes of a slot.
 #[derive(Clone, Debug, Default)]
 pub struct SlotChanges {
@@ -76,11 +67,9 @@ impl SlotData {
     /// The whole slot.
     pub(super) fn all(
         counters: impl Iterator<Item = (Key, PackedCounter)>,
-        holds: ByKey<Box<Holds>>,
-        pending: PendingUsage,
-        unknown: UnknownRecords,
+        side_data: ByKey<Box<SideData>>,
     ) -> Self {
-        let mut data = Self { extent: SlotDataExtent::All, holds, pending, unknown, ..Self::default() };
+        let mut data = Self { extent: SlotDataExtent::All, side_data, ..Self::default() };
         // A map that grows would move the counters several times. A table is at most 3/4 full.
         let (fewest, buckets) = counters.size_hint();
         data.counters.reserve(fewest.max(buckets.unwrap_or_default() / 4 * 3));
@@ -88,13 +77,12 @@ impl SlotData {
         data
     }
 
-    /// The counters of some keys, `None` for removed ones, and all holds of these keys.
+    /// The counters of some keys, `None` for removed ones, and all side data of these keys.
     pub(super) fn some(
         cells: impl Iterator<Item = (Key, Option<PackedCounter>)>,
-        holds: ByKey<Box<Holds>>,
-        pending: PendingUsage,
+        side_data: ByKey<Box<SideData>>,
     ) -> Self {
-        let mut data = Self { holds, pending, ..Self::default() };
+        let mut data = Self { side_data, ..Self::default() };
         for (key, packed) in cells {
             match packed {
                 Some(packed) => {
@@ -108,8 +96,8 @@ impl SlotData {
         data
     }
 
-    pub(super) fn into_parts(self) -> (SlotTable, ByKey<Box<Holds>>, PendingUsage, UnknownRecords) {
-        (SlotTable::from_counters(self.counters.into_iter()), self.holds, self.pending, self.unknown)
+    pub(super) fn into_parts(self) -> (SlotTable, ByKey<Box<SideData>>) {
+        (SlotTable::from_counters(self.counters.into_iter()), self.side_data)
     }
 
     /// Pending usage: what `counter` has counted of `limit`, for the counter of `key`.
@@ -122,8 +110,8 @@ impl SlotData {
     /// Adds what `counter` has counted of `limit` to the pending usage of the counter of `key`.
     pub fn add_usage(&mut self, key: Key, limit: &Limit, mut counter: Counter, now: Timestamp) {
         let peek = limit.decide(&mut counter, now, Operation::Peek);
-        self.pending
-            .push(key, CounterUsage { packed: PackedCounter::new(limit, counter, &peek), base: None });
+        let usage = CounterUsage { packed: PackedCounter::new(limit, counter, &peek), base: None };
+        self.side_data.entry(key).or_default().pending.push(usage);
     }
 
     /// Charges hits that are granted of the counter of `key`, and ends what is granted of its rate.
@@ -144,17 +132,12 @@ impl SlotData {
 
     /// The number of counters, including unknown records.
     pub fn len(&self) -> usize {
-        self.counters.len() + self.unknown.len()
-    }
-
-    /// The number of pending usages.
-    pub fn pending_len(&self) -> usize {
-        self.pending.len()
+        self.counters.len() + self.side_data.values().map(|each| each.unknown.len()).sum::<usize>()
     }
 
     /// Whether there is nothing in the data.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0 && self.holds.is_empty() && self.pending.is_empty() && self.removed.is_empty()
+        self.counters.is_empty() && self.side_data.is_empty() && self.removed.is_empty()
     }
 
     /// The data with more counters.
@@ -174,8 +157,8 @@ impl SlotData {
         self.lead
     }
 
-    /// Applies changes: a counter in `changes` replaces the counter here with its pending usage, a removed one is
-    /// removed. A copy of the whole slot replaces everything.
+    /// Applies changes: a counter in `changes` replaces the counter here with its side data, a removed one is removed. A
+    /// copy of the whole slot replaces everything.
     pub fn merge(&mut self, changes: Self) {
         match changes.extent {
             SlotDataExtent::Some => {}
@@ -185,12 +168,15 @@ impl SlotData {
                 return self.account();
             }
         }
-        let mut holds = changes.holds;
         for key in &changes.removed {
             self.counters.remove(key);
         }
-        let keys = changes.counters.keys().chain(changes.pending.by_key.keys()).chain(&changes.removed);
-        let keys: Vec<Key> = keys.copied().collect();
+        for key in changes.counters.keys().chain(changes.side_data.keys()).chain(&changes.removed) {
+            self.removed.remove(key);
+            if !changes.side_data.contains_key(key) {
+                self.side_data.remove(key);
+            }
+        }
         for (key, later) in changes.counters {
             match self.counters.entry(key) {
                 Entry::Occupied(mut counter) => {
@@ -202,23 +188,17 @@ impl SlotData {
                 }
             }
         }
-        for key in &keys {
-            self.pending.by_key.remove(key);
-            self.removed.remove(key);
-            let earlier = self.holds.remove(key);
-            let Some(mut later) = holds.remove(key) else { continue };
-            if let Some(log) = self.counters.get(key).and_then(PackedCounter::log) {
-                later.place_in(log);
+        for (key, mut later) in changes.side_data {
+            if let Some(packed) = self.counters.get(&key) {
+                later.place_in(packed);
             }
-            let all = match earlier {
-                Some(earlier) => Box::new(later.since(*earlier)),
-                None => later,
-            };
-            holds.insert(*key, all);
+            if let Some(earlier) = self.side_data.remove(&key) {
+                *later = std::mem::take(&mut *later).since(*earlier);
+            }
+            if !later.is_empty() {
+                self.side_data.insert(key, later);
+            }
         }
-        self.holds.extend(holds);
-        self.pending.by_key.extend(changes.pending.by_key);
-        self.unknown.extend(changes.unknown);
         self.lead = match (self.lead, changes.lead) {
             (Some(one), Some(other)) => Some(one.and(other)),
             (one, other) => one.or(other),
@@ -280,42 +260,54 @@ impl SlotData {
         } else {
             bytes_of_map((capacity * 2).max(wanted * 2)) - bytes_of_map(capacity)
         };
-        let whole = changes.holds.iter().filter(|(_, holds)| !holds.is_partial()).map(|(key, _)| key);
-        let replaced_holds = whole.filter_map(|key| self.holds.get(key)).map(|holds| holds.bytes()).sum();
-        let holds = bytes_of_holds(&changes.holds).saturating_sub(replaced_holds);
-        let pending = if changes.pending.is_empty() { 0 } else { changes.pending.bytes() };
+        let whole = changes.side_data.iter().filter(|(_, side_data)| !side_data.is_partial());
+        let replaced = whole.filter_map(|(key, _)| self.side_data.get(key));
+        let replaced = replaced.map(|side_data| side_data.size().bytes).sum();
+        let side_data = bytes_of_side_data(&changes.side_data).saturating_sub(replaced);
         let heap = changes.heap_bytes().saturating_sub(replaced_heap);
-        map + heap + holds + pending + bytes_of_unknown(&changes.unknown)
+        map + heap + side_data
     }
 
     /// What was counted since `ancestor`, an earlier state of the same slot.
     pub fn difference(&self, ancestor: &Self) -> Consumption {
         let mut held: ByKey<HeldConsumption> = ByKey::default();
-        for key in self.holds.keys().chain(ancestor.holds.keys()) {
+        for key in self.side_data.keys().chain(ancestor.side_data.keys()) {
+            if self.holds(*key).is_none() && ancestor.holds(*key).is_none() {
+                continue;
+            }
             let now = self.held_counter(*key);
             let base = ancestor.held_counter(*key);
             if now != base {
                 held.insert(*key, HeldConsumption { now, base });
             }
         }
-        let mut pending = self.pending.clone();
-        for (key, each) in &mut pending.by_key {
-            if let Some(known) = ancestor.pending.by_key.get(key) {
-                each.retain(|usage| !known.contains(usage));
+        let mut pending: ByKey<Vec<CounterUsage>> = ByKey::default();
+        for (key, side_data) in &self.side_data {
+            let known = ancestor.side_data.get(key).map_or(&[][..], |known| &known.pending);
+            let new = side_data.pending.iter().filter(|usage| !known.contains(usage));
+            let new: Vec<CounterUsage> = new.cloned().collect();
+            if !new.is_empty() {
+                pending.insert(*key, new);
             }
         }
         for (key, packed) in &self.counters {
             let base = ancestor.counters.get(key);
             if base != Some(packed) && !held.contains_key(key) {
-                pending.push(*key, CounterUsage { packed: packed.clone(), base: base.cloned() });
+                let usage = CounterUsage { packed: packed.clone(), base: base.cloned() };
+                pending.entry(*key).or_default().push(usage);
             }
         }
-        pending.by_key.retain(|_, each| !each.is_empty());
         Consumption { pending, held }
     }
 
+    pub(super) fn holds(&self, key: Key) -> Option<&Holds> {
+        self.side_data.get(&key)?.holds.as_deref()
+    }
+
+    /// The counter of `key` with its holds.
     fn held_counter(&self, key: Key) -> HeldCounter {
-        HeldCounter::new(self.counters.get(&key).cloned(), self.holds.get(&key).cloned())
+        let side_data = self.holds(key).map(|holds| Box::new(SideData::from_holds(Box::new(holds.clone()))));
+        HeldCounter::new(self.counters.get(&key).cloned(), side_data)
     }
 
     /// The data without idle counters. In a partial copy they become removed keys.
@@ -327,7 +319,10 @@ impl SlotData {
             }
             stays
         });
-        self.pending.forget_idle(now);
+        self.side_data.retain(|_, side_data| {
+            side_data.pending.retain(|usage| !usage.is_idle(now));
+            !side_data.is_empty()
+        });
         self.account();
         self
     }
@@ -339,19 +334,15 @@ impl SlotData {
         }
         let earlier = |packed: PackedCounter| packed.shifted_back(back);
         self.counters = self.counters.into_iter().map(|(key, packed)| (key, earlier(packed))).collect();
-        self.holds =
-            self.holds.into_iter().map(|(key, holds)| (key, Box::new(holds.shifted_back(back)))).collect();
-        for usage in self.pending.by_key.values_mut().flatten() {
-            usage.packed = earlier(usage.packed.clone());
-            usage.base = usage.base.take().map(earlier);
-        }
+        let shift = |side_data: Box<SideData>| Box::new(side_data.shifted_back(back));
+        self.side_data = self.side_data.into_iter().map(|(key, side_data)| (key, shift(side_data))).collect();
         self.lead = self.lead.map(|lead| lead.shifted_back(back));
         self
     }
 
-    /// The counters and the holds by key.
-    pub(super) fn into_counters(self) -> (ByKey<PackedCounter>, ByKey<Box<Holds>>) {
-        (self.counters, self.holds)
+    /// The counters and the side data by key.
+    pub(super) fn into_counters(self) -> (ByKey<PackedCounter>, ByKey<Box<SideData>>) {
+        (self.counters, self.side_data)
     }
 
     /// The data, counted in `budget`.
@@ -366,9 +357,7 @@ impl SlotData {
         bytes_of_map(self.counters.capacity())
             + self.heap_bytes()
             + self.removed.capacity() * size_of::<Key>()
-            + bytes_of_holds(&self.holds)
-            + self.pending.bytes()
-            + bytes_of_unknown(&self.unknown)
+            + bytes_of_side_data(&self.side_data)
     }
 
     /// The bytes that the counters take on the heap.
@@ -384,8 +373,7 @@ impl SlotData {
 /// Compares the content, not the budget.
 impl PartialEq for SlotData {
     fn eq(&self, other: &Self) -> bool {
-        (&self.counters, &self.holds, &self.pending, &self.unknown)
-            == (&other.counters, &other.holds, &other.pending, &other.unknown)
+        (&self.counters, &self.side_data) == (&other.counters, &other.side_data)
     }
 }
 
@@ -395,13 +383,8 @@ impl SlotData {
         self.counters.get(&key)
     }
 
-    pub(super) fn holds(&self, key: Key) -> Option<&Holds> {
-        self.holds.get(&key).map(|holds| &**holds)
+    /// The number of pending usages.
+    pub(super) fn pending_len(&self) -> usize {
+        self.side_data.values().map(|side_data| side_data.pending.len()).sum()
     }
-}
-
-/// The approximate memory, in bytes.
-pub(super) fn bytes_of_unknown(unknown: &UnknownRecords) -> usize {
-    let of = |bytes: &[u8]| size_of::<Box<[u8]>>() + bytes.len();
-    unknown.values().map(|each| 64 + each.iter().map(|bytes| of(bytes)).sum::<usize>()).sum()
 }

@@ -1,4 +1,4 @@
-//! The table of one slot: its counters with their holds and grants, and its memory.
+//! The table of one slot: its counters with their side data, and its memory.
 
 use tollgate_counter::{
     algorithm::{Granted, Limit, LogCounter},
@@ -8,8 +8,9 @@ use tollgate_counter::{
 };
 
 use crate::{
-    holds::{CounterCopy, HoldSize, Holds},
+    holds::{CounterCopy, Holds},
     key_hasher::ByKey,
+    side_data::{CounterGrant, SideData, SideDataSize},
 };
 
 mod eviction;
@@ -31,19 +32,8 @@ pub(super) struct SlotTable {
     buckets: HashTable,
     // No eviction before this instant: the last one freed too little.
     no_eviction_until: Timestamp,
-    // Only few slots have holds. Evicting a counter does not affect them.
-    holds: Option<Box<ByKey<Box<Holds>>>>,
-    // Only few slots have counters of which clients that decide by themselves have a part.
-    grants: Option<Box<ByKey<CounterGrant>>>,
-}
-
-/// What is granted of the limit of a counter, and what is requested of the rest.
-#[derive(Debug)]
-pub(super) struct CounterGrant {
-    pub(super) limit: Limit,
-    pub(super) granted: Granted,
-    /// Hits that callers have requested since this was read.
-    pub(super) requested: u64,
+    // Only few slots have any. Evicting a counter does not affect it. Invariant: none is empty.
+    side_data: Option<Box<ByKey<Box<SideData>>>>,
 }
 
 impl SlotTable {
@@ -79,136 +69,137 @@ impl SlotTable {
         self.buckets.iter().any(|(_, packed)| packed.log().is_some())
     }
 
-    /// Whether there are holds.
+    /// Whether a counter has side data.
     #[inline(always)]
-    pub(super) fn has_holds(&self) -> bool {
-        self.holds.is_some()
+    pub(super) fn has_side_data(&self) -> bool {
+        self.side_data.is_some()
     }
 
-    /// Whether there are holds or grants.
-    #[inline(always)]
-    pub(super) fn has_holds_or_grants(&self) -> bool {
-        self.holds.is_some() || self.grants.is_some()
-    }
-
-    /// What is granted of the counter of `key`, if anything is.
-    pub(super) fn grant(&self, key: Key) -> Option<&CounterGrant> {
-        self.grants.as_ref()?.get(&key)
-    }
-
-    /// What is granted of the counter of `key`, for changes, if anything is.
-    pub(super) fn grant_mut(&mut self, key: Key) -> Option<&mut CounterGrant> {
-        self.grants.as_mut()?.get_mut(&key)
-    }
-
-    /// Sets what is granted of the counter of `key`, which is divided from now on.
-    pub(super) fn set_granted(&mut self, key: Key, limit: &Limit, granted: Granted) {
-        let grants = self.grants.get_or_insert_default();
-        let grant =
-            grants.entry(key).or_insert_with(|| CounterGrant { limit: limit.clone(), granted, requested: 0 });
-        if grant.limit != *limit {
-            grant.limit = limit.clone();
-        }
-        grant.granted = granted;
-    }
-
-    /// Ends the division of the counter of `key`. Returns what was granted of it.
-    pub(super) fn end_grant(&mut self, key: Key) -> Option<CounterGrant> {
-        let ended = self.grants.as_mut().and_then(|grants| grants.remove(&key));
-        self.grants.take_if(|grants| grants.is_empty());
-        ended
-    }
-
-    /// What is granted of each counter, with its limit.
-    pub(super) fn granted(&self) -> Vec<(Key, Limit, Granted)> {
-        let grants = self.grants.iter().flat_map(|grants| grants.iter());
-        let with_some = grants.filter(|(_, grant)| !grant.granted.is_nothing());
-        with_some.map(|(key, grant)| (*key, grant.limit.clone(), grant.granted)).collect()
+    /// The side data of `key`, if there is any.
+    pub(super) fn side_data(&self, key: Key) -> Option<&SideData> {
+        self.side_data.as_ref()?.get(&key).map(|side_data| &**side_data)
     }
 
     /// The holds of `key`, if there are any.
     pub(super) fn holds(&self, key: Key) -> Option<&Holds> {
-        self.holds.as_ref()?.get(&key).map(|holds| &**holds)
+        self.side_data(key)?.holds.as_deref()
     }
 
-    /// The keys with holds.
-    pub(super) fn keys_with_holds(&self) -> Vec<Key> {
-        self.holds.as_ref().map_or_else(Vec::new, |holds| holds.keys().copied().collect())
+    /// What is granted of the counter of `key`, for changes that keep its size, if anything is.
+    pub(super) fn grant_mut(&mut self, key: Key) -> Option<&mut CounterGrant> {
+        self.side_data.as_mut()?.get_mut(&key)?.grant.as_deref_mut()
     }
 
-    /// Takes the holds of `key` until [`SlotTable::put_holds`].
-    pub(super) fn take_holds(&mut self, key: Key) -> Option<Box<Holds>> {
-        self.holds.as_mut()?.remove(&key)
+    /// The keys with side data.
+    pub(super) fn keys_with_side_data(&self) -> Vec<Key> {
+        self.side_data.as_ref().map_or_else(Vec::new, |each| each.keys().copied().collect())
     }
 
-    /// Puts holds back that had the size `before`; `None` if there are none left.
-    pub(super) fn put_holds(
+    /// Takes the side data of `key` until [`SlotTable::put_side_data`].
+    pub(super) fn take_side_data(&mut self, key: Key) -> Option<Box<SideData>> {
+        self.side_data.as_mut()?.remove(&key)
+    }
+
+    /// Puts side data back that had the size `before`.
+    pub(super) fn put_side_data(
         &mut self,
         key: Key,
-        mut holds: Option<Box<Holds>>,
-        before: HoldSize,
+        side_data: Option<Box<SideData>>,
+        before: SideDataSize,
         resources: &TableResources,
     ) {
-        let forgotten = holds.as_mut().map_or(0, |holds| holds.take_forgotten_early());
+        let mut side_data = side_data.filter(|side_data| !side_data.is_empty());
+        let holds = side_data.as_mut().and_then(|side_data| side_data.holds.as_mut());
+        let forgotten = holds.map_or(0, |holds| holds.take_forgotten_early());
         if forgotten > 0 {
             resources.holds.forgotten.add(forgotten);
         }
-        resources.change_holds(before, holds.as_ref().map(|holds| holds.size()).unwrap_or_default());
-        match holds {
-            Some(holds) => {
-                self.holds.get_or_insert_default().insert(key, holds);
+        resources.change_side_data(
+            before,
+            side_data.as_ref().map(|side_data| side_data.size()).unwrap_or_default(),
+        );
+        match side_data {
+            Some(side_data) => {
+                self.side_data.get_or_insert_default().insert(key, side_data);
             }
             None => {
-                self.holds.take_if(|holds| holds.is_empty());
+                self.side_data.take_if(|each| each.is_empty());
             }
         }
     }
 
-    /// Copies of all holds, for a backup.
-    pub(super) fn copy_all_holds(&mut self, resources: &TableResources) -> ByKey<Box<Holds>> {
-        let each = self.holds.as_deref_mut().into_iter().flatten();
-        let copy = |(key, holds): (&Key, &mut Box<Holds>)| {
-            let before = holds.size();
-            let copy = holds.copy_all();
-            resources.change_holds(before, holds.size());
-            (*key, Box::new(copy))
+    /// Changes the side data of `key`.
+    pub(super) fn change_side_data<R>(
+        &mut self,
+        key: Key,
+        resources: &TableResources,
+        change: impl FnOnce(&mut SideData) -> R,
+    ) -> R {
+        let mut side_data = self.take_side_data(key).unwrap_or_default();
+        let before = if side_data.is_empty() { SideDataSize::default() } else { side_data.size() };
+        let result = change(&mut side_data);
+        self.put_side_data(key, Some(side_data), before, resources);
+        result
+    }
+
+    /// What is granted of each counter, with its limit.
+    pub(super) fn granted(&self) -> Vec<(Key, Limit, Granted)> {
+        let each = self.side_data.iter().flat_map(|each| each.iter());
+        let grants = each.filter_map(|(key, side_data)| Some((key, side_data.grant.as_ref()?)));
+        let with_some = grants.filter(|(_, grant)| !grant.granted.is_nothing());
+        with_some.map(|(key, grant)| (*key, grant.limit.clone(), grant.granted)).collect()
+    }
+
+    /// Copies of all side data, for a backup.
+    pub(super) fn copy_all_side_data(&mut self, resources: &TableResources) -> ByKey<Box<SideData>> {
+        let each = self.side_data.as_deref_mut().into_iter().flatten();
+        let copy = |(key, side_data): (&Key, &mut Box<SideData>)| {
+            let before = side_data.size();
+            let copy = side_data.copy_all();
+            resources.change_side_data(before, side_data.size());
+            Some((*key, copy.boxed()?))
         };
-        each.map(copy).collect()
+        each.filter_map(copy).collect()
     }
 
-    /// Copies of all holds.
-    pub(super) fn copies_of_holds(&self) -> ByKey<Box<Holds>> {
-        self.holds.as_deref().cloned().unwrap_or_default()
+    /// Copies of all side data.
+    pub(super) fn copies_of_side_data(&self) -> ByKey<Box<SideData>> {
+        let each = self.side_data.iter().flat_map(|each| each.iter());
+        each.filter_map(|(key, side_data)| Some((*key, side_data.copy().boxed()?))).collect()
     }
 
-    /// Takes all holds, which no longer count in the memory of this table.
-    pub(super) fn take_all_holds(&mut self, resources: &TableResources) -> ByKey<Box<Holds>> {
-        let holds = self.holds.take().map(|holds| *holds).unwrap_or_default();
-        holds.values().for_each(|holds| resources.change_holds(holds.size(), HoldSize::default()));
-        holds
+    /// Takes all side data, which no longer counts in the memory of this table. What stays in this process is dropped.
+    pub(super) fn take_all_side_data(&mut self, resources: &TableResources) -> ByKey<Box<SideData>> {
+        let mut all = self.side_data.take().map(|all| *all).unwrap_or_default();
+        all.retain(|_, side_data| {
+            resources.change_side_data(side_data.size(), SideDataSize::default());
+            side_data.drop_local();
+            !side_data.is_empty()
+        });
+        all
     }
 
-    /// Adds the holds of another table.
-    pub(super) fn add_holds(&mut self, holds: ByKey<Box<Holds>>, resources: &TableResources) {
-        for (key, holds) in holds {
-            self.put_holds(key, Some(holds), HoldSize::default(), resources);
+    /// Adds the side data of another table.
+    pub(super) fn add_side_data(&mut self, all: ByKey<Box<SideData>>, resources: &TableResources) {
+        for (key, side_data) in all {
+            self.put_side_data(key, Some(side_data), SideDataSize::default(), resources);
         }
     }
 
-    /// A copy of what has changed of the counter of `key`, and of its holds, since the last such copy, or the last
-    /// [`SlotTable::copy_all`] and [`SlotTable::copy_all_holds`].
+    /// A copy of what has changed of the counter of `key`, and of its side data, since the last such copy, or the last
+    /// [`SlotTable::copy_all`] and [`SlotTable::copy_all_side_data`].
     pub(super) fn copy_changes(
         &mut self,
         key: Key,
         resources: &TableResources,
-    ) -> (Option<PackedCounter>, Option<Box<Holds>>) {
+    ) -> (Option<PackedCounter>, Option<Box<SideData>>) {
         let counter = self.buckets.get_mut(key.low()).map(|packed| {
             let before = packed.heap_bytes();
             let copy = packed.copy_changes();
             resources.budget.change(before, packed.heap_bytes());
             copy
         });
-        let Some(holds) = self.holds.as_mut().and_then(|holds| holds.get_mut(&key)) else {
+        let Some(side_data) = self.side_data.as_mut().and_then(|each| each.get_mut(&key)) else {
             return (counter, None);
         };
         let copied = match (&counter, self.buckets.get(key.low()).and_then(PackedCounter::log)) {
@@ -218,10 +209,10 @@ impl SlotTable {
             }
             (Some(_), _) => CounterCopy::Whole,
         };
-        let before = holds.size();
-        let copy = holds.copy_changes(copied);
-        resources.change_holds(before, holds.size());
-        (counter, Some(Box::new(copy)))
+        let before = side_data.size();
+        let copy = side_data.copy_changes(copied);
+        resources.change_side_data(before, side_data.size());
+        (counter, copy.boxed())
     }
 
     /// Copies of all counters with the lower halves of their keys, for a backup.

@@ -54,11 +54,11 @@ const DOORS: [(&str, &str); 13] = [
     (
         "store",
         "Admin BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterOperation CounterState \
-          CounterView Decisions DecodedHeldCounter DryRun EncodedSlot Epoch Exhausted Expired Grants \
+          CounterView Decisions DryRun EncodedSlot Epoch Exhausted Expired Grants \
           HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
           HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds IdMemory Lead Leases \
           LimitPart Memory MemoryReservation NotLocal OnExpiry OnFull OnRefusal OpenHold OpenHolds \
-          OperationOutcome PendingUsage Refusal RemoteDecisions Replacement Reserve ReserveError Reserved \
+          OperationOutcome Refusal RemoteDecisions Replacement Reserve ReserveError Reserved \
           Room SLOTS SUBSCRIBERS_LISTED_MAX SWEEP_PARTS SWEEP_ROUND SettleOutcome Settled SingleDecision \
           Slot SlotChanges SlotData SlotDecodeError SlotSnapshot SlotSource StoreStats StoredSlot \
           SubscriberId SubscriberState Subscribers Turn UnknownId UsedHits decide_set divider each_hold_id \

@@ -37,14 +37,31 @@ const RECORD_BYTES_MAX: usize = 2 * NUMBER_BYTES_MAX + 2 * 5 + 2;
 /// The largest encoded number of 64 bits, in bytes.
 pub const NUMBER_BYTES_MAX: usize = 10;
 
-/// The result of decoding a packed counter.
-pub enum Decoded {
-    /// A counter of this version.
-    Counter(PackedCounter),
-    /// The tag is unknown to this version.
+/// The result of decoding a counter, or something that belongs to one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decoded<T = PackedCounter> {
+    /// A value of this version.
+    Known(T),
+    /// The tag, or a part of the value, is unknown to this version.
     Unknown,
-    /// The tag is known, but the fields are invalid.
+    /// The bytes are damaged.
     Malformed,
+}
+
+impl<T> Decoded<T> {
+    /// Converts the value.
+    pub fn map<U>(self, convert: impl FnOnce(T) -> U) -> Decoded<U> {
+        self.and_then(|value| Decoded::Known(convert(value)))
+    }
+
+    /// Continues with the value.
+    pub fn and_then<U>(self, next: impl FnOnce(T) -> Decoded<U>) -> Decoded<U> {
+        match self {
+            Self::Known(value) => next(value),
+            Self::Unknown => Decoded::Unknown,
+            Self::Malformed => Decoded::Malformed,
+        }
+    }
 }
 
 impl PackedCounter {
@@ -168,7 +185,7 @@ impl PackedCounter {
             PENALIZED => return Self::read_penalized(bytes, now),
             _ => return Decoded::Unknown,
         };
-        packed.map_or(Decoded::Malformed, Decoded::Counter)
+        packed.map_or(Decoded::Malformed, Decoded::Known)
     }
 
     fn read_penalized(bytes: &[u8], now: Timestamp) -> Decoded {
@@ -184,7 +201,7 @@ impl PackedCounter {
         match tag {
             PENALIZED => Decoded::Malformed,
             _ => match Self::read(tag, fields, now) {
-                Decoded::Counter(counter) => Decoded::Counter(Self::penalized(counter, record)),
+                Decoded::Known(counter) => Decoded::Known(Self::penalized(counter, record)),
                 other => other,
             },
         }

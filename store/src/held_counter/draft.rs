@@ -74,7 +74,7 @@ pub fn reserve(
 impl ReservationDraft {
     /// Decides what each check reserves.
     pub(crate) fn new(each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Self {
-        counters.iter_mut().for_each(|counter| counter.forget_holds(now.now));
+        counters.iter_mut().for_each(|counter| counter.forget_side_data(now.now));
         let mut draft = Self {
             decisions: SmallVec::new(),
             counters: SmallVec::from_elem(None, counters.len()),
@@ -147,7 +147,7 @@ impl ReservationDraft {
         if self.has_room(each, counters, room) {
             return Ok(());
         }
-        counters.iter_mut().for_each(|counter| counter.forget_holds(now.now));
+        counters.iter_mut().for_each(|counter| counter.forget_side_data(now.now));
         if self.has_room(each, counters, room) { Ok(()) } else { Err(Exhausted) }
     }
 
@@ -159,7 +159,7 @@ impl ReservationDraft {
             bytes += Holds::bytes_of_one(&each[*check].terms.id);
         }
         let first =
-            counters.iter().zip(&more).filter(|(counter, more)| **more > 0 && counter.holds.is_none());
+            counters.iter().zip(&more).filter(|(counter, more)| **more > 0 && counter.holds().is_none());
         bytes += first.count() * Holds::BYTES_OF_FIRST;
         // All checks of a call have the same id, with a number.
         let Some(Reserve { terms, .. }) = each.first() else { return true };
@@ -204,8 +204,10 @@ impl ReservationDraft {
         for NewHold { check, hits, held } in new {
             let Reserve { counter, limit, terms, .. } = &each[check];
             charged[check] = hits;
-            let holds = counters[*counter].holds.get_or_insert_with(|| Box::new(Holds::new(limit)));
+            let counter = &mut counters[*counter];
+            let mut holds = counter.take_holds().unwrap_or_else(|| Box::new(Holds::new(limit)));
             holds.add(terms.id.clone(), terms, hits, held, &decisions[check], now.now);
+            counter.put_holds(holds);
         }
         Reserved { is_held: true, has_ended, decisions: Decisions::new(decisions, charged) }
     }

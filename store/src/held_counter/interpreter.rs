@@ -106,7 +106,7 @@ impl HeldCounter {
         now: Now,
         room: Room,
     ) -> (OperationOutcome, bool) {
-        self.forget_holds(now.now);
+        self.forget_side_data(now.now);
         if let Some(known) = self.holds().and_then(|holds| holds.answer(&terms.id)) {
             return (OperationOutcome::new(known.decision, 0), false);
         }
@@ -114,8 +114,9 @@ impl HeldCounter {
             return (OperationOutcome::exhausted(), false);
         }
         let decision = Decision { receipt: None, ..self.refund(limit, hits, now) };
-        let holds = self.holds.get_or_insert_with(|| Box::new(Holds::new(limit)));
+        let mut holds = self.take_holds().unwrap_or_else(|| Box::new(Holds::new(limit)));
         holds.remember_refund(terms, &decision, now.now);
+        self.put_holds(holds);
         (OperationOutcome::new(decision, 0), true)
     }
 }

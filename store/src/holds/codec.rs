@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{
     algorithm::ChargePosition,
-    packed_counter::{Age, put},
+    packed_counter::{Age, Decoded, put},
     time::Timestamp,
 };
 
@@ -33,15 +33,6 @@ struct ChangedHolds<H> {
     positions: Vec<Option<u16>>,
 }
 
-/// The result of decoding holds.
-#[allow(clippy::large_enum_variant, reason = "it is matched where it is returned")]
-pub(crate) enum DecodedHolds {
-    Holds(Holds),
-    /// The limit is unknown to this version.
-    Unknown,
-    Malformed,
-}
-
 impl Holds {
     /// The encoded holds.
     pub(crate) fn write(&self, now: Timestamp) -> Vec<u8> {
@@ -69,7 +60,7 @@ impl Holds {
     }
 
     /// Decodes holds.
-    pub(crate) fn read(bytes: &[u8], now: Timestamp) -> DecodedHolds {
+    pub(crate) fn read(bytes: &[u8], now: Timestamp) -> Decoded<Holds> {
         read_all(bytes, |holds: Self| holds.decoded(None, Vec::new(), now))
     }
 
@@ -79,35 +70,43 @@ impl Holds {
     }
 
     /// Decodes a copy of the changes since an earlier copy, or one that accompanies the changes of a counter.
-    pub(crate) fn read_changes(bytes: &[u8], now: Timestamp) -> DecodedHolds {
+    pub(crate) fn read_changes(bytes: &[u8], now: Timestamp) -> Decoded<Holds> {
         read_all(bytes, |ChangedHolds { holds, gone, positions }: ChangedHolds<Self>| {
             holds.decoded(gone, positions, now)
         })
     }
 
-    fn decoded(self, gone: Option<Vec<HoldId>>, positions: Vec<Option<u16>>, now: Timestamp) -> DecodedHolds {
+    fn decoded(
+        self,
+        gone: Option<Vec<HoldId>>,
+        positions: Vec<Option<u16>>,
+        now: Timestamp,
+    ) -> Decoded<Holds> {
         let is_valid = self.each.len() <= HOLDS_MAX
             && self.each.iter().all(|hold| hold.ttl <= HOLD_TTL_MAX)
             && gone.as_ref().is_none_or(|gone| gone.len() <= HOLDS_MAX)
             && (positions.is_empty() || positions.len() == self.each.len());
         if !is_valid {
-            return DecodedHolds::Malformed;
+            return Decoded::Malformed;
         }
         let instant = |age: Timestamp| Age::from_bits(age.as_nanos()).instant(now);
         let last = self.ended.values().map(|ended| ended.change.0).max();
         let changes = HoldChanges::decoded(last.unwrap_or_default(), gone, positions);
         let mut holds = Self { changes, ..self.with_bytes_of_ids() };
         holds.forget_oldest();
-        DecodedHolds::Holds(holds.moved(instant, |position| moved_position(position, instant)))
+        Decoded::Known(holds.moved(instant, |position| moved_position(position, instant)))
     }
 }
 
 /// Decodes all of `bytes`.
-fn read_all<'b, T: Deserialize<'b>>(bytes: &'b [u8], read: impl FnOnce(T) -> DecodedHolds) -> DecodedHolds {
+fn read_all<'b, T: Deserialize<'b>>(
+    bytes: &'b [u8],
+    read: impl FnOnce(T) -> Decoded<Holds>,
+) -> Decoded<Holds> {
     match postcard::take_from_bytes(bytes) {
         Ok((holds, [])) => read(holds),
-        Err(postcard::Error::SerdeDeCustom) => DecodedHolds::Unknown,
-        Ok(_) | Err(_) => DecodedHolds::Malformed,
+        Err(postcard::Error::SerdeDeCustom) => Decoded::Unknown,
+        Ok(_) | Err(_) => Decoded::Malformed,
     }
 }
 

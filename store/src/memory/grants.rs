@@ -13,7 +13,6 @@ use tollgate_counter::{
 use crate::{
     memory::{Memory, locked::LockedSlots},
     operation::charge_used,
-    table::CounterGrant,
 };
 
 /// What is granted of counters in memory. It goes to other replicas with the dividers of a slot.
@@ -67,7 +66,7 @@ impl Grants<'_> {
             view.free_after = free_after(&locked.peek_with_grants(key, limit, Operation::Charge(1)));
         }
         let turn = divide(view);
-        locked.table(key).set_granted(key, limit, turn.granted);
+        locked.change_side_data(key, |side_data| side_data.set_granted(limit, turn.granted));
         locked.settle_turn(key, limit, before, turn);
     }
 
@@ -75,7 +74,7 @@ impl Grants<'_> {
     pub(crate) fn adopt(&self, key: Key, limit: &Limit, granted: Granted, now: Timestamp) {
         let mut locked = LockedSlots::for_key(self.memory, key, now);
         if locked.are_owned() {
-            locked.table(key).set_granted(key, limit, granted);
+            locked.change_side_data(key, |side_data| side_data.set_granted(limit, granted));
         }
     }
 
@@ -102,10 +101,10 @@ impl Grants<'_> {
     /// Ends the division of the counter of `key`.
     pub fn end(&self, key: Key, now: Timestamp) {
         let mut locked = LockedSlots::for_key(self.memory, key, now);
-        if let Some(CounterGrant { limit, granted, .. }) = locked.table(key).end_grant(key)
+        if let Some(grant) = locked.change_side_data(key, |side_data| side_data.grant.take())
             && locked.are_owned()
         {
-            locked.settle_turn(key, &limit, granted.rate, Turn::default());
+            locked.settle_turn(key, &grant.limit, grant.granted.rate, Turn::default());
         }
     }
 }

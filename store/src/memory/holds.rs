@@ -173,12 +173,13 @@ impl Memory {
         Ok(locked)
     }
 
-    /// Ends the holds of a slot that have expired, and forgets those that ended long ago.
-    pub(super) fn sweep_holds(&self, slot: Slot, table: &mut SlotTable, now: Timestamp) {
-        for key in table.keys_with_holds() {
-            let Some(limit) = table.holds(key).map(|holds| holds.limit().clone()) else { continue };
-            let changed = self.tables.expire_holds(table, key, &limit, self.at(now));
-            self.tables.with_held(table, key, now, |counter| counter.forget_holds(now));
+    /// Ends the holds of a slot that have expired, and forgets side data that no longer changes an answer.
+    pub(super) fn sweep_side_data(&self, slot: Slot, table: &mut SlotTable, now: Timestamp) {
+        for key in table.keys_with_side_data() {
+            let limit = table.holds(key).map(|holds| holds.limit().clone());
+            let changed =
+                limit.is_some_and(|limit| self.tables.expire_holds(table, key, &limit, self.at(now)));
+            self.tables.with_held(table, key, now, |counter| counter.forget_side_data(now));
             if changed && let Some(ownerships) = &self.ownerships {
                 ownerships.record_change(slot, &mut ownerships.lock(slot), key, table);
             }

@@ -49,10 +49,8 @@ impl Leases<'_> {
 
     /// The leased hits of `key`.
     pub fn leased(&self, key: Key) -> u64 {
-        self.memory
-            .ownerships
-            .as_ref()
-            .map_or(0, |ownerships| ownerships.lock(self.memory.slot(key)).leased(key))
+        let table = self.memory.tables.lock(self.memory.slot(key));
+        table.side_data(key).map_or(0, |side_data| side_data.leased)
     }
 
     /// Sets the leased hits of `key`, as reported by the former owner. Returns whether this replica owns the slot.
@@ -67,15 +65,14 @@ impl Leases<'_> {
 
     fn change_leased(&self, key: Key, change: impl FnOnce(u64) -> u64) -> bool {
         let Some(ownerships) = &self.memory.ownerships else { return false };
-        let mut ownership = ownerships.lock(self.memory.slot(key));
-        let leased = change(ownership.leased(key));
-        if ownership.is_owned() {
-            ownership.update_side_data(
-                || self.memory.empty_side_data(),
-                |side_data| side_data.set_leased(key, leased),
-            );
+        let slot = self.memory.slot(key);
+        let mut table = self.memory.tables.lock(slot);
+        let is_owned = ownerships.lock(slot).is_owned();
+        if is_owned {
+            let resources = &self.memory.tables.resources;
+            table.change_side_data(key, resources, |side_data| side_data.leased = change(side_data.leased));
         }
-        ownership.is_owned()
+        is_owned
     }
 
     /// Charges used hits of a lease at the time of their use and removes them from the leased hits, in one step, so

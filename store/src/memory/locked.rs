@@ -23,6 +23,7 @@ use crate::{
         ownership::{OwnershipTable, SlotOwnership},
     },
     operation::{CounterOperation, decide_set},
+    side_data::SideData,
     table::SlotTable,
 };
 
@@ -104,10 +105,9 @@ impl LockedSlots<'_> {
         self.ownerships.as_ref().map_or(&[], |ownerships| &ownerships.each)
     }
 
-    /// Whether a slot has holds, grants, leases or pending usage.
+    /// Whether a counter of the slots has side data.
     pub(super) fn have_side_data(&self) -> bool {
-        self.tables.iter().any(|table| table.has_holds_or_grants())
-            || self.ownerships().iter().any(|ownership| ownership.side_data().is_some())
+        self.tables.iter().any(|table| table.has_side_data())
     }
 
     /// Merges pending usage into the counters of the checks, and ends their holds that have expired.
@@ -123,10 +123,7 @@ impl LockedSlots<'_> {
         let now = self.now;
         let position = self.position(key);
         let table = &mut self.tables[position];
-        let mut has_changed = false;
-        if let Some(ownerships) = &mut self.ownerships {
-            has_changed = memory.absorb_pending(table, &mut ownerships.each[position], key, limit, now);
-        }
+        let has_changed = memory.absorb_pending(table, key, limit, now);
         if memory.tables.expire_holds(table, key, limit, memory.at(now)) || has_changed {
             self.record_change(key);
         }
@@ -201,23 +198,23 @@ impl LockedSlots<'_> {
 
     /// What is granted of the counter of `key`.
     pub(super) fn granted(&self, key: Key) -> Granted {
-        self.table_ref(key).grant(key).map(|grant| grant.granted).unwrap_or_default()
+        self.table_ref(key).side_data(key).map(SideData::granted).unwrap_or_default()
     }
 
     /// The leased hits of `key`.
     pub(super) fn leased(&self, key: Key) -> u64 {
-        // Without a cluster nothing is leased.
-        self.ownerships().get(self.position(key)).map_or(0, |ownership| ownership.leased(key))
+        self.table_ref(key).side_data(key).map_or(0, |side_data| side_data.leased)
     }
 
     /// Sets the leased hits of `key`.
     pub(super) fn set_leased(&mut self, key: Key, hits: u64) {
-        let memory = self.memory;
-        let position = self.position(key);
-        if let Some(Ownerships { each, .. }) = &mut self.ownerships {
-            each[position]
-                .update_side_data(|| memory.empty_side_data(), |side_data| side_data.set_leased(key, hits));
-        }
+        self.change_side_data(key, |side_data| side_data.leased = hits);
+    }
+
+    /// Changes the side data of `key`.
+    pub(super) fn change_side_data<R>(&mut self, key: Key, change: impl FnOnce(&mut SideData) -> R) -> R {
+        let resources = &self.memory.tables.resources;
+        self.table(key).change_side_data(key, resources, change)
     }
 
     /// Applies an operation to the counter of a check, and returns whether the counter is stored.
@@ -226,7 +223,7 @@ impl LockedSlots<'_> {
         let now = self.now;
         let leased = self.leased(check.key);
         let table = self.table(check.key);
-        if leased == 0 && !table.has_holds_or_grants() {
+        if !table.has_side_data() {
             return memory.tables.touch(table, check, operation, memory.at(now), Some);
         }
         if let Some(grant) = table.grant_mut(check.key) {

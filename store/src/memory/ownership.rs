@@ -1,7 +1,7 @@
 //! Ownership of slots, and the changes of each slot since its last copy.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     hash::BuildHasherDefault,
     sync::{
         MutexGuard,
@@ -9,15 +9,9 @@ use std::{
     },
 };
 
-use tollgate_counter::{descriptor::Key, lock::Lock, time::Timestamp};
+use tollgate_counter::{descriptor::Key, lock::Lock};
 
-use crate::{
-    PendingUsage, Slot,
-    budget::MemoryReservation,
-    key_hasher::KeyHasher,
-    slot_data::{self, UnknownRecords},
-    table::SlotTable,
-};
+use crate::{Slot, key_hasher::KeyHasher, table::SlotTable};
 
 /// Beyond that many changed keys without a counter, a slot is copied as a whole.
 const GONE_KEYS_MAX: usize = 1_024;
@@ -38,7 +32,6 @@ pub(super) struct SlotOwnership {
     owned: bool,
     seq: u64,
     changed: ChangedCounters,
-    side_data: Option<Box<SideData>>,
 }
 
 /// Which counters of a slot have changed since their last copy.
@@ -54,15 +47,6 @@ pub(super) struct ChangedKeys {
     pub(super) keys: HashSet<Key, BuildHasherDefault<KeyHasher>>,
     // Whether the slot is known to have a log.
     accompany_log: bool,
-}
-
-/// State that only few slots have.
-#[derive(Debug, Default)]
-pub(super) struct SideData {
-    pub(super) leased: HashMap<Key, u64, BuildHasherDefault<KeyHasher>>,
-    pub(super) pending: PendingUsage,
-    pub(super) unknown: UnknownRecords,
-    pub(super) reservation: MemoryReservation,
 }
 
 impl Default for ChangedCounters {
@@ -113,7 +97,7 @@ impl OwnershipTable {
             // keys of counters that have gone since are bounded in any case.
             let all = table.len();
             let keys = changed.keys.len();
-            let is_cheaper = all < keys * 2 && !table.has_holds() && !changed.accompany_log(table);
+            let is_cheaper = all < keys * 2 && !table.has_side_data() && !changed.accompany_log(table);
             if is_cheaper || GONE_KEYS_MAX + all < keys {
                 ownership.changed = ChangedCounters::All;
             }
@@ -153,10 +137,8 @@ impl OwnershipTable {
 
 impl SlotOwnership {
     /// The state of a slot that was just acquired.
-    pub(super) fn owned(side_data: SideData) -> Self {
-        let mut ownership = Self { owned: true, ..Self::default() };
-        ownership.update_side_data(SideData::default, |empty| *empty = side_data);
-        ownership
+    pub(super) fn owned() -> Self {
+        Self { owned: true, ..Self::default() }
     }
 
     pub(super) fn is_owned(&self) -> bool {
@@ -167,69 +149,8 @@ impl SlotOwnership {
         self.seq
     }
 
-    /// The leased hits of `key`.
-    pub(super) fn leased(&self, key: Key) -> u64 {
-        self.side_data().and_then(|side_data| side_data.leased.get(&key)).copied().unwrap_or_default()
-    }
-
-    /// Drops pending usage that has expired.
-    pub(super) fn forget_idle(&mut self, now: Timestamp) {
-        if self.side_data().is_some_and(|side_data| !side_data.pending.is_empty()) {
-            self.update_side_data(SideData::default, |side_data| side_data.pending.forget_idle(now));
-        }
-    }
-
-    /// The side data, if there is any.
-    pub(super) fn side_data(&self) -> Option<&SideData> {
-        self.side_data.as_deref()
-    }
-
-    /// Updates the side data and its memory reservation.
-    pub(super) fn update_side_data<R>(
-        &mut self,
-        nothing: impl FnOnce() -> SideData,
-        change: impl FnOnce(&mut SideData) -> R,
-    ) -> R {
-        let mut side_data = self.side_data.take().unwrap_or_else(|| Box::new(nothing()));
-        let result = change(&mut side_data);
-        if !side_data.is_empty() {
-            side_data.account();
-            self.side_data = Some(side_data);
-        }
-        result
-    }
-
-    pub(super) fn into_side_data(self) -> SideData {
-        self.side_data.map(|side_data| *side_data).unwrap_or_default()
-    }
-
     /// Takes the changes since the last call.
     pub(super) fn take_changed(&mut self) -> ChangedCounters {
         std::mem::take(&mut self.changed)
-    }
-}
-
-impl SideData {
-    /// Sets the leased hits of `key`.
-    pub(super) fn set_leased(&mut self, key: Key, hits: u64) {
-        if hits == 0 {
-            self.leased.remove(&key);
-        } else {
-            self.leased.insert(key, hits);
-        }
-    }
-
-    /// Copies of pending usage and unknown records.
-    pub(super) fn copies(&self) -> (PendingUsage, UnknownRecords) {
-        (self.pending.clone(), self.unknown.clone())
-    }
-
-    fn is_empty(&self) -> bool {
-        self.leased.is_empty() && self.pending.is_empty() && self.unknown.is_empty()
-    }
-
-    fn account(&mut self) {
-        let bytes = self.pending.bytes() + slot_data::bytes_of_unknown(&self.unknown);
-        self.reservation.set(size_of::<Self>() + slot_data::bytes_of_map(self.leased.capacity()) + bytes);
     }
 }

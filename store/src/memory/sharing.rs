@@ -16,7 +16,7 @@ use crate::{
     key_hasher::ByKey,
     memory::{
         LockedSlots, Memory,
-        ownership::{ChangedCounters, ChangedKeys, SideData, SlotOwnership},
+        ownership::{ChangedCounters, ChangedKeys, SlotOwnership},
     },
     table::SlotTable,
 };
@@ -46,11 +46,10 @@ impl Memory {
             ownerships.unflag(slot);
             (std::mem::take(&mut *table), std::mem::take(&mut *ownership))
         };
-        let holds = table.take_all_holds(&self.tables.resources);
+        let side_data = table.take_all_side_data(&self.tables.resources);
         let bytes = table.bytes();
         let seq = ownership.seq();
-        let SideData { pending, unknown, .. } = ownership.into_side_data();
-        let data = SlotData::all(self.with_keys(slot, table.into_counters()), holds, pending, unknown);
+        let data = SlotData::all(self.with_keys(slot, table.into_counters()), side_data);
         let data = data.with_lead(self.restrictions.lead());
         self.tables.resources.budget.change_table(bytes, 0);
         self.tables.resources.budget.change(data.heap_bytes(), 0);
@@ -63,8 +62,7 @@ impl Memory {
         self.adopt_lead(&data, now);
         let data = data.without_idle(now);
         let heap = data.heap_bytes();
-        let (counters, holds, pending, unknown) = data.into_parts();
-        let side_data = SideData { pending, unknown, ..self.empty_side_data() };
+        let (counters, side_data) = data.into_parts();
         let mut table = self.tables.lock(slot);
         let mut ownership = ownerships.lock(slot);
         debug_assert!(!ownership.is_owned(), "{slot:?} is owned already");
@@ -74,8 +72,8 @@ impl Memory {
         self.tables.resources.budget.change_table(table.bytes(), counters.bytes());
         self.tables.resources.budget.change(0, heap);
         *table = counters;
-        table.add_holds(holds, &self.tables.resources);
-        *ownership = SlotOwnership::owned(side_data);
+        table.add_side_data(side_data, &self.tables.resources);
+        *ownership = SlotOwnership::owned();
         ownerships.record_all_changed(slot, &mut ownership);
     }
 
@@ -110,7 +108,7 @@ impl Memory {
     /// memory, the parts of counters that have used least are refused.
     pub fn add(&self, slot: Slot, mut consumption: Consumption, now: Timestamp) -> bool {
         let Some(ownerships) = &self.ownerships else { return false };
-        consumption.pending.forget_idle(now);
+        consumption.forget_idle(now);
         let fair = consumption.bytes().min(self.tables.resources.budget.bytes_max() / self.slots());
         let is_needed = |budget: &Budget| budget.is_short_of(fair) && !budget.is_mostly_outside_tables();
         self.tables.shed_while(slot, now, is_needed);
@@ -132,24 +130,16 @@ impl Memory {
             self.tables.absorb_held(&mut table, key, there, self.at(now));
             ownerships.record_change(slot, &mut ownership, key, &table);
         }
-        if pending.is_empty() {
-            return true;
-        }
-        for key in pending.keys() {
+        for (key, usage) in pending {
+            table.change_side_data(key, &self.tables.resources, |side_data| side_data.add_pending(usage));
             ownerships.record_change(slot, &mut ownership, key, &table);
         }
-        ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.pending.append(pending));
         true
     }
 
     /// Suspends all decisions, whatever this replica owns, while it receives from too few members.
     pub fn set_suspended(&self, suspended: bool) {
         self.restrictions.set_suspended(suspended);
-    }
-
-    /// Empty side data that counts in the budget.
-    pub(super) fn empty_side_data(&self) -> SideData {
-        SideData { reservation: self.reservation(), ..SideData::default() }
     }
 
     /// The memory limit, in bytes.
@@ -208,13 +198,11 @@ impl Memory {
         let table = self.tables.lock(slot);
         let ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
         let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());
-        let side_data = ownership.as_ref().and_then(|ownership| ownership.side_data());
-        let (pending, unknown) = side_data.map(SideData::copies).unwrap_or_default();
         let counters = table.copies();
-        let holds = table.copies_of_holds();
+        let side_data = table.copies_of_side_data();
         let granted = table.granted();
         drop((ownership, table));
-        let rest = SlotData::all(std::iter::empty(), holds, pending, unknown);
+        let rest = SlotData::all(std::iter::empty(), side_data);
         let rest = StoredSlot { slot, epoch, seq, data: rest.with_lead(self.restrictions.lead()) };
         SlotSnapshot::new(rest, counters, granted, self.slots())
     }
@@ -235,23 +223,20 @@ impl Memory {
         let seq = ownership.seq();
         let data = match which(&mut ownership) {
             ChangedCounters::All => {
-                let (pending, unknown) = ownership.side_data().map(SideData::copies).unwrap_or_default();
                 let copies = table.copy_all(resources);
-                let holds = table.copy_all_holds(resources);
+                let side_data = table.copy_all_side_data(resources);
                 drop((ownership, table));
-                SlotData::all(self.with_keys(slot, copies.into_iter()), holds, pending, unknown)
+                SlotData::all(self.with_keys(slot, copies.into_iter()), side_data)
             }
             ChangedCounters::Some(ChangedKeys { keys, .. }) => {
-                let pending =
-                    ownership.side_data().map(|side_data| side_data.pending.only(&keys)).unwrap_or_default();
                 let mut counters = Vec::with_capacity(keys.len());
-                let mut holds = ByKey::default();
+                let mut side_data = ByKey::default();
                 for key in keys {
                     let (counter, changed) = table.copy_changes(key, resources);
                     counters.push((key, counter));
-                    holds.extend(changed.map(|changed| (key, changed)));
+                    side_data.extend(changed.map(|changed| (key, changed)));
                 }
-                SlotData::some(counters.into_iter(), holds, pending)
+                SlotData::some(counters.into_iter(), side_data)
             }
         };
         SlotChanges { seq, data: data.with_lead(self.restrictions.lead()) }
@@ -287,18 +272,18 @@ impl Memory {
     pub(super) fn absorb_pending(
         &self,
         table: &mut SlotTable,
-        ownership: &mut SlotOwnership,
         key: Key,
         limit: &Limit,
         now: Timestamp,
     ) -> bool {
-        if ownership.side_data().is_none_or(|side_data| side_data.pending.get(key).is_empty()) {
+        if table.side_data(key).is_none_or(|side_data| side_data.pending.is_empty()) {
             return false;
         }
-        let pending =
-            ownership.update_side_data(|| self.empty_side_data(), |side_data| side_data.pending.take(key));
+        let pending = table.change_side_data(key, &self.tables.resources, |side_data| {
+            std::mem::take(&mut side_data.pending)
+        });
         self.tables.touch_unpacked(table, key, limit, self.at(now), |limit, counter| {
-            for usage in pending.iter().filter(|usage| now < usage.packed.idle_at()) {
+            for usage in pending.iter().filter(|usage| !usage.is_idle(now)) {
                 let consumed = usage.packed.counter(limit);
                 let base = usage.base.as_ref().map_or_else(|| limit.fresh(), |base| base.counter(limit));
                 limit.absorb(counter, &limit.since(&consumed, &base, now), now);

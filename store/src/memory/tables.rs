@@ -17,8 +17,8 @@ use crate::{
     Check, OnFull, Slot,
     budget::Budget,
     held_counter::{HeldCounter, Room, TakenBack},
-    holds::{HoldSize, Holds},
     operation::CounterOperation,
+    side_data::{SideData, SideDataSize},
     slot_data::HeldConsumption,
     table::{BYTES_FIRST, EventCounter, HoldTotals, SlotTable, TableResources},
 };
@@ -65,7 +65,7 @@ pub(super) struct Taken {
     pub(super) counter: HeldCounter,
     // What the budget knows of it.
     heap: usize,
-    size: HoldSize,
+    size: SideDataSize,
     // Whether its place in the table is retained.
     pub(super) is_stored: bool,
 }
@@ -263,10 +263,15 @@ impl Tables {
         self.with_held(table, key, at.now, |counter| counter.absorb(there, base, at, self.room()));
     }
 
-    /// Restores the holds of `key` from a snapshot, if there is memory.
-    pub(super) fn restore_holds(&self, key: Key, holds: Box<Holds>) {
-        if holds.bytes() <= self.room().bytes {
-            self.lock(self.slot(key)).put_holds(key, Some(holds), HoldSize::default(), &self.resources);
+    /// Restores the side data of `key` from a snapshot, if there is memory.
+    pub(super) fn restore_side_data(&self, key: Key, side_data: Box<SideData>) {
+        if side_data.size().bytes <= self.room().bytes {
+            self.lock(self.slot(key)).put_side_data(
+                key,
+                Some(side_data),
+                SideDataSize::default(),
+                &self.resources,
+            );
         }
     }
 
@@ -299,9 +304,9 @@ impl Tables {
     pub(super) fn take(&self, table: &mut SlotTable, key: Key) -> Taken {
         let packed = table.get_mut(key).map(|packed| mem::replace(packed, PackedCounter::TAKEN));
         let is_stored = packed.is_some();
-        let holds = table.take_holds(key);
-        let size = holds.as_ref().map(|holds| holds.size()).unwrap_or_default();
-        let counter = HeldCounter::new(packed, holds);
+        let side_data = table.take_side_data(key);
+        let size = side_data.as_ref().map(|side_data| side_data.size()).unwrap_or_default();
+        let counter = HeldCounter::new(packed, side_data);
         Taken { key, heap: counter.packed_heap_bytes(), counter, size, is_stored }
     }
 
@@ -309,7 +314,7 @@ impl Tables {
     pub(super) fn put(&self, table: &mut SlotTable, taken: Taken, now: Timestamp) -> bool {
         let is_stored = self.keep_place(table, &taken, &taken.counter, now);
         let Taken { key, counter, heap, size, .. } = taken;
-        let (packed, holds) = counter.into_parts();
+        let (packed, side_data) = counter.into_parts();
         match (packed, table.get_mut(key)) {
             (Some(packed), Some(place)) => {
                 self.resources.budget.change(heap, packed.heap_bytes());
@@ -321,7 +326,7 @@ impl Tables {
             }
             (Some(_) | None, None) => {}
         }
-        table.put_holds(key, holds, size, &self.resources);
+        table.put_side_data(key, side_data, size, &self.resources);
         is_stored
     }
 

@@ -10,26 +10,17 @@ use tollgate_counter::{
 };
 
 use crate::{
-    PendingUsage, SlotData,
-    holds::{DecodedHolds, Holds},
+    SlotData,
     lead::Lead,
-    slot_data::{SlotDataExtent, pending_usage::CounterUsage},
+    side_data::{SIDE_DATA_MIN, put_tagged, tagged},
+    slot_data::SlotDataExtent,
 };
 
 /// The first byte.
 const VERSION: u8 = 3;
-/// The tag of pending usage: a packed counter, and optionally the one that it started from. Smaller tags are those of
-/// packed counters.
-const PENDING: u8 = 128;
-/// The tag of a removed key, without fields.
+/// The tag of a removed key, without fields. Smaller tags than [`SIDE_DATA_MIN`] are those of packed counters, all others
+/// are of side data.
 const REMOVED: u8 = 129;
-/// The tag of all holds of a key.
-const HOLDS: u8 = 130;
-/// The tag of the holds of a key that have changed since an earlier copy, or that accompany the changes of their
-/// counter.
-const CHANGED_HOLDS: u8 = 131;
-/// The maximum encoded size of a length, with seven bits in each byte.
-const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
 /// The encoded size of what comes before the records, at most: the version, the extent, and the lead.
 const HEADER_BYTES_MAX: usize = 3 + 2 * NUMBER_BYTES_MAX;
 /// The encoded size of most counters, in bytes.
@@ -77,17 +68,8 @@ impl SlotData {
             }
         }
         removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));
-        for (key, holds) in &self.holds {
-            let tag = if holds.accompanies_changes() { CHANGED_HOLDS } else { HOLDS };
-            put_record(&mut bytes, *key, tag, &holds.write(now));
-        }
-        for (key, each) in &self.pending.by_key {
-            for usage in each.iter().filter(|usage| now < usage.packed.idle_at()) {
-                put_record(&mut bytes, *key, PENDING, &usage.write(now));
-            }
-        }
-        for ((key, tag), each) in &self.unknown {
-            each.iter().for_each(|unknown| put_record(&mut bytes, *key, *tag, unknown));
+        for (key, side_data) in &self.side_data {
+            side_data.write(now, |tag, fields| put_record(&mut bytes, *key, tag, fields));
         }
         bytes
     }
@@ -97,11 +79,8 @@ impl SlotData {
         let record = |fields: usize| RECORD_BYTES + number_bytes(fields as u64) + fields;
         let counters = self.counters.values().map(|packed| record(packed.encoded_bytes_max()));
         let removed = self.removed.len() * record(0);
-        let holds = self.holds.values().map(|holds| record(holds.encoded_bytes_max()));
-        let pending = self.pending.by_key.values().flatten();
-        let pending = pending.map(|usage| record(usage.encoded_bytes_max()));
-        let unknown = self.unknown.values().flatten().map(|unknown| record(unknown.len()));
-        HEADER_BYTES_MAX + removed + counters.chain(holds).chain(pending).chain(unknown).sum::<usize>()
+        let side_data = self.side_data.values().flat_map(|side_data| side_data.encoded_bytes_max());
+        HEADER_BYTES_MAX + removed + counters.chain(side_data.map(record)).sum::<usize>()
     }
 
     /// Decodes slot data, with its instants relative to `now`. It is not counted in a memory limit yet: see
@@ -125,42 +104,27 @@ impl SlotData {
     }
 
     fn read(&mut self, key: Key, tag: u8, body: &[u8], now: Timestamp) -> Result<(), SlotDecodeError> {
-        let is_known = match tag {
+        let decoded = match tag {
             REMOVED if body.is_empty() => {
                 self.removed.insert(key);
-                true
+                Decoded::Known(())
             }
-            REMOVED => return Err(SlotDecodeError::Malformed),
-            HOLDS => self.insert_holds(key, Holds::read(body, now))?,
-            CHANGED_HOLDS => self.insert_holds(key, Holds::read_changes(body, now))?,
-            PENDING => usage(body, now)?.map(|usage| self.pending.push(key, usage)).is_some(),
-            _ => {
-                let packed = counter(tag, body, now)?;
-                if self.extent == SlotDataExtent::All
-                    && packed.as_ref().is_some_and(PackedCounter::is_partial)
-                {
-                    return Err(SlotDecodeError::Malformed);
+            REMOVED => Decoded::Malformed,
+            SIDE_DATA_MIN.. => self.side_data.entry(key).or_default().read(tag, body, now),
+            _ => PackedCounter::read(tag, body, now).and_then(|packed| match self.extent {
+                SlotDataExtent::All if packed.is_partial() => Decoded::Malformed,
+                SlotDataExtent::All | SlotDataExtent::Some => {
+                    Decoded::Known(drop(self.counters.insert(key, packed)))
                 }
-                packed.map(|packed| drop(self.counters.insert(key, packed))).is_some()
-            }
+            }),
         };
-        if !is_known {
-            self.unknown.entry((key, tag)).or_default().push(body.into());
-        }
-        Ok(())
-    }
-}
-
-impl SlotData {
-    /// Inserts decoded holds; false if this version does not know a part of them.
-    fn insert_holds(&mut self, key: Key, holds: DecodedHolds) -> Result<bool, SlotDecodeError> {
-        match holds {
-            DecodedHolds::Holds(holds) => {
-                self.holds.insert(key, Box::new(holds));
-                Ok(true)
+        match decoded {
+            Decoded::Known(()) => Ok(()),
+            Decoded::Unknown => {
+                self.side_data.entry(key).or_default().add_unknown(tag, body);
+                Ok(())
             }
-            DecodedHolds::Unknown => Ok(false),
-            DecodedHolds::Malformed => Err(SlotDecodeError::Malformed),
+            Decoded::Malformed => Err(SlotDecodeError::Malformed),
         }
     }
 }
@@ -177,85 +141,16 @@ fn record(bytes: &[u8]) -> Option<(Key, u8, &[u8], &[u8])> {
 fn counters_in(mut records: &[u8]) -> usize {
     let mut counters = 0;
     while let Some((_, tag, _, rest)) = record(records) {
-        counters += usize::from(tag < PENDING);
+        counters += usize::from(tag < SIDE_DATA_MIN);
         records = rest;
     }
     counters
-}
-
-/// Decodes a packed counter; `None` if its tag is unknown.
-fn counter(tag: u8, body: &[u8], now: Timestamp) -> Result<Option<PackedCounter>, SlotDecodeError> {
-    match PackedCounter::read(tag, body, now) {
-        Decoded::Counter(packed) => Ok(Some(packed)),
-        Decoded::Unknown => Ok(None),
-        Decoded::Malformed => Err(SlotDecodeError::Malformed),
-    }
-}
-
-/// Decodes pending usage; `None` if a tag in it is unknown.
-fn usage(body: &[u8], now: Timestamp) -> Result<Option<CounterUsage>, SlotDecodeError> {
-    let (tag, packed, rest) = tagged(body).ok_or(SlotDecodeError::Malformed)?;
-    let Some(packed) = counter(tag, packed, now)? else { return Ok(None) };
-    if rest.is_empty() {
-        return Ok(Some(CounterUsage { packed, base: None }));
-    }
-    let Some((tag, base, [])) = tagged(rest) else { return Err(SlotDecodeError::Malformed) };
-    Ok(counter(tag, base, now)?.map(|base| CounterUsage { packed, base: Some(base) }))
-}
-
-impl PendingUsage {
-    /// Encodes pending usage as [`SlotData::encode`] does.
-    pub fn encode(&self, now: Timestamp) -> Vec<u8> {
-        SlotData { pending: self.clone(), ..SlotData::default() }.encode(now)
-    }
-
-    /// Decodes pending usage.
-    pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, SlotDecodeError> {
-        SlotData::decode(bytes, now).map(|data| data.pending)
-    }
-}
-
-impl CounterUsage {
-    fn encoded_bytes_max(&self) -> usize {
-        let both = [Some(&self.packed), self.base.as_ref()].into_iter().flatten();
-        let fields = both.map(PackedCounter::encoded_bytes_max);
-        fields.map(|fields| 1 + number_bytes(fields as u64) + fields).sum()
-    }
-
-    fn write(&self, now: Timestamp) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let mut fields = Vec::new();
-        for packed in [Some(&self.packed), self.base.as_ref()].into_iter().flatten() {
-            fields.clear();
-            let tag = packed.write(now, &mut fields);
-            put_tagged(&mut bytes, tag, &fields);
-        }
-        bytes
-    }
 }
 
 fn put_record(bytes: &mut Vec<u8>, key: Key, tag: u8, body: &[u8]) {
     bytes.extend(key.high().to_le_bytes());
     bytes.extend(key.low().to_le_bytes());
     put_tagged(bytes, tag, body);
-}
-
-/// Writes a tag, a length and the fields.
-fn put_tagged(bytes: &mut Vec<u8>, tag: u8, body: &[u8]) {
-    let mut length = [0; LENGTH_MAX];
-    let length =
-        postcard::to_slice(&body.len(), &mut length).expect("the buffer has the maximum size of a length");
-    bytes.push(tag);
-    bytes.extend_from_slice(length);
-    bytes.extend_from_slice(body);
-}
-
-/// Splits off what [`put_tagged`] has written.
-fn tagged(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
-    let (tag, rest) = bytes.split_first()?;
-    let (length, rest) = postcard::take_from_bytes(rest).ok()?;
-    let (body, rest) = rest.split_at_checked(length)?;
-    Some((*tag, body, rest))
 }
 
 #[cfg(test)]
@@ -277,7 +172,7 @@ mod tests {
 
         #[test]
         fn record_with_unknown_tag_is_written_unchanged(
-            halves in any::<(u64, u64)>(), tag in 12..PENDING, body in prop::collection::vec(any::<u8>(), 0..200),
+            halves in any::<(u64, u64)>(), tag in 12..SIDE_DATA_MIN, body in prop::collection::vec(any::<u8>(), 0..200),
         ) {
             let mut bytes = vec![VERSION, 1, 0];
             put_record(&mut bytes, Key::from_halves(halves.0, halves.1), tag, &body);

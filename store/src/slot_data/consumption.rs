@@ -6,15 +6,15 @@ use tollgate_counter::time::Timestamp;
 
 use crate::{
     held_counter::HeldCounter,
-    key_hasher::{ByKey, CUT_DIVISOR},
-    slot_data::pending_usage::{CounterUsage, PendingUsage},
+    key_hasher::{ByKey, CUT_DIVISOR, bytes_of_map},
+    side_data::{CounterUsage, SideData},
 };
 
 /// What another replica has counted in a slot since an earlier state of it.
 #[derive(Clone, Debug, Default)]
 pub struct Consumption {
     /// The usage of counters without holds.
-    pub(crate) pending: PendingUsage,
+    pub(crate) pending: ByKey<Vec<CounterUsage>>,
     pub(crate) held: ByKey<HeldConsumption>,
 }
 
@@ -32,12 +32,12 @@ impl Consumption {
         if self.bytes() <= bytes_max {
             return 0;
         }
-        let all = self.pending.by_key.len();
-        let mut usage: Vec<_> = std::mem::take(&mut self.pending.by_key).into_iter().collect();
+        let all = self.pending.len();
+        let mut usage: Vec<_> = std::mem::take(&mut self.pending).into_iter().collect();
         let cost = |usage: &CounterUsage| usage.packed.eviction_cost(now).map_or(u16::MAX, u16::from);
         usage.sort_by_cached_key(|(_, each)| Reverse(each.iter().map(cost).max()));
         loop {
-            self.pending.by_key = usage.iter().cloned().collect();
+            self.pending = usage.iter().cloned().collect();
             if self.bytes() <= bytes_max || usage.is_empty() {
                 return all - usage.len();
             }
@@ -45,14 +45,20 @@ impl Consumption {
         }
     }
 
+    /// Drops usage that no longer changes an answer.
+    pub(crate) fn forget_idle(&mut self, now: Timestamp) {
+        self.pending.retain(|_, each| {
+            each.retain(|usage| !usage.is_idle(now));
+            !each.is_empty()
+        });
+    }
+
     /// The memory of what it adds to a slot, in bytes.
     pub(crate) fn bytes(&self) -> usize {
-        self.pending.bytes() + self.held.values().map(|held| held.now.heap_bytes()).sum::<usize>()
-    }
-}
-
-impl From<PendingUsage> for Consumption {
-    fn from(pending: PendingUsage) -> Self {
-        Self { pending, ..Self::default() }
+        let pending = self.pending.values().flatten();
+        bytes_of_map(self.pending.capacity()) * 5 / 4
+            + self.pending.len() * size_of::<SideData>()
+            + pending.map(|usage| size_of::<CounterUsage>() + usage.heap_bytes()).sum::<usize>()
+            + self.held.values().map(|held| held.now.heap_bytes()).sum::<usize>()
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use crate::{budget::Budget, holds::HoldSize};
+use crate::{budget::Budget, side_data::SideDataSize};
 
 /// The resources that all tables share.
 #[derive(Debug)]
@@ -39,12 +39,13 @@ pub(crate) struct HoldTotals {
 pub(crate) struct EventCounter(AtomicU64);
 
 impl TableResources {
-    /// Records that the holds of a counter have changed.
-    pub(crate) fn change_holds(&self, before: HoldSize, after: HoldSize) {
+    /// Records that the side data of a counter has changed.
+    pub(crate) fn change_side_data(&self, before: SideDataSize, after: SideDataSize) {
         self.budget.change(before.bytes, after.bytes);
-        for (total, before, after) in
-            [(&self.holds.open, before.open, after.open), (&self.holds.bytes, before.bytes, after.bytes)]
-        {
+        for (total, before, after) in [
+            (&self.holds.open, before.open_holds, after.open_holds),
+            (&self.holds.bytes, before.hold_bytes, after.hold_bytes),
+        ] {
             // Both at once: the difference may be negative.
             total.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
         }

@@ -134,7 +134,7 @@ fn sweep_expires_holds_and_forgets_them_a_minute_later() {
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW.plus(119 * SECOND)), "a repeated call");
     assert_eq!(left(&memory, key("k"), &limit), 10);
     memory.sweep(NOW.plus(120 * SECOND));
-    assert!(!memory.tables.lock(memory.slot(key("k"))).has_holds());
+    assert!(!memory.tables.lock(memory.slot(key("k"))).has_side_data());
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW.plus(120 * SECOND)));
     assert_eq!(left_at(&memory, key("k"), &limit, NOW.plus(120 * SECOND)), 6);
 }

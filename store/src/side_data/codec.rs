@@ -1,0 +1,77 @@
+//! The encoded form of side data: a record with a tag for each kind.
+
+use tollgate_counter::{packed_counter::Decoded, time::Timestamp};
+
+use crate::{
+    holds::Holds,
+    side_data::{CounterUsage, SideData, UnknownRecord},
+};
+
+/// The smallest tag of side data. Smaller ones are those of packed counters.
+pub(crate) const SIDE_DATA_MIN: u8 = PENDING;
+/// The tag of pending usage: a packed counter, and optionally the one that it started from.
+const PENDING: u8 = 128;
+/// The tag of all holds.
+const HOLDS: u8 = 130;
+/// The tag of holds that have changed since an earlier copy, or that accompany the changes of their counter.
+const CHANGED_HOLDS: u8 = 131;
+/// The maximum encoded size of a length, with seven bits in each byte.
+const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
+
+impl SideData {
+    /// Writes a record for each kind that is not idle.
+    pub(crate) fn write(&self, now: Timestamp, mut put: impl FnMut(u8, &[u8])) {
+        let Self { holds, pending, leased: _, grant: _, unknown } = self;
+        if let Some(holds) = holds {
+            put(if holds.accompanies_changes() { CHANGED_HOLDS } else { HOLDS }, &holds.write(now));
+        }
+        for usage in pending.iter().filter(|usage| !usage.is_idle(now)) {
+            put(PENDING, &usage.write(now));
+        }
+        for UnknownRecord { tag, fields } in unknown {
+            put(*tag, fields);
+        }
+    }
+
+    /// The sizes of the records at any instant without their tags, in bytes, at most.
+    pub(crate) fn encoded_bytes_max(&self) -> impl Iterator<Item = usize> {
+        let Self { holds, pending, leased: _, grant: _, unknown } = self;
+        let holds = holds.iter().map(|holds| holds.encoded_bytes_max());
+        let pending = pending.iter().map(CounterUsage::encoded_bytes_max);
+        holds.chain(pending).chain(unknown.iter().map(|record| record.fields.len()))
+    }
+
+    /// Decodes a record of [`SideData::write`] into this side data. An unknown one is left to the caller.
+    pub(crate) fn read(&mut self, tag: u8, fields: &[u8], now: Timestamp) -> Decoded<()> {
+        let mut set_holds = |holds| self.holds = Some(Box::new(holds));
+        match tag {
+            HOLDS => Holds::read(fields, now).map(&mut set_holds),
+            CHANGED_HOLDS => Holds::read_changes(fields, now).map(&mut set_holds),
+            PENDING => CounterUsage::read(fields, now).map(|usage| self.pending.push(usage)),
+            _ => Decoded::Unknown,
+        }
+    }
+
+    /// Retains a record that this version does not know.
+    pub(crate) fn add_unknown(&mut self, tag: u8, fields: &[u8]) {
+        self.unknown.push(UnknownRecord { tag, fields: fields.into() });
+    }
+}
+
+/// Writes a tag, a length and the fields.
+pub(crate) fn put_tagged(bytes: &mut Vec<u8>, tag: u8, body: &[u8]) {
+    let mut length = [0; LENGTH_MAX];
+    let length =
+        postcard::to_slice(&body.len(), &mut length).expect("the buffer has the maximum size of a length");
+    bytes.push(tag);
+    bytes.extend_from_slice(length);
+    bytes.extend_from_slice(body);
+}
+
+/// Splits off what [`put_tagged`] has written.
+pub(crate) fn tagged(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (tag, rest) = bytes.split_first()?;
+    let (length, rest) = postcard::take_from_bytes(rest).ok()?;
+    let (body, rest) = rest.split_at_checked(length)?;
+    Some((*tag, body, rest))
+}

@@ -1,0 +1,68 @@
+//! Usage on another replica that is still to be merged into a counter.
+
+use tollgate_counter::{
+    packed_counter::{Decoded, PackedCounter, number_bytes},
+    time::Timestamp,
+};
+
+use crate::side_data::codec::{put_tagged, tagged};
+
+/// Usage on another replica: a counter, less the counter that it started from. Its weight depends on the limit, so it
+/// waits for the next check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CounterUsage {
+    pub(crate) packed: PackedCounter,
+    pub(crate) base: Option<PackedCounter>,
+}
+
+impl CounterUsage {
+    fn parts(&self) -> impl Iterator<Item = &PackedCounter> {
+        [Some(&self.packed), self.base.as_ref()].into_iter().flatten()
+    }
+
+    /// Whether it no longer changes an answer.
+    pub(crate) fn is_idle(&self, now: Timestamp) -> bool {
+        self.packed.idle_at() <= now
+    }
+
+    /// The bytes on the heap.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.parts().map(PackedCounter::heap_bytes).sum()
+    }
+
+    /// The usage with all instants `back` nanoseconds earlier.
+    pub(crate) fn shifted_back(self, back: u64) -> Self {
+        let Self { packed, base } = self;
+        Self { packed: packed.shifted_back(back), base: base.map(|base| base.shifted_back(back)) }
+    }
+
+    /// The size of the encoded usage at any instant, in bytes, at most.
+    pub(super) fn encoded_bytes_max(&self) -> usize {
+        let fields = self.parts().map(PackedCounter::encoded_bytes_max);
+        fields.map(|fields| 1 + number_bytes(fields as u64) + fields).sum()
+    }
+
+    /// The encoded usage.
+    pub(super) fn write(&self, now: Timestamp) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut fields = Vec::new();
+        for packed in self.parts() {
+            fields.clear();
+            let tag = packed.write(now, &mut fields);
+            put_tagged(&mut bytes, tag, &fields);
+        }
+        bytes
+    }
+
+    /// Decodes usage.
+    pub(super) fn read(bytes: &[u8], now: Timestamp) -> Decoded<Self> {
+        let Some((tag, packed, rest)) = tagged(bytes) else { return Decoded::Malformed };
+        PackedCounter::read(tag, packed, now).and_then(|packed| match tagged(rest) {
+            Some((tag, base, [])) => {
+                PackedCounter::read(tag, base, now).map(|base| Self { packed, base: Some(base) })
+            }
+            None if rest.is_empty() => Decoded::Known(Self { packed, base: None }),
+            Some(_) | None => Decoded::Malformed,
+        })
+    }
+}
