@@ -5,7 +5,7 @@ use std::{convert::Infallible, ops::Deref};
 use smallvec::SmallVec;
 use tollgate_counter::algorithm::Decision;
 
-use crate::Check;
+use crate::{Check, OwnTerms};
 
 /// Any number of checks.
 pub type Checks<'a> = SmallVec<[Check<'a>; 2]>;
@@ -16,6 +16,8 @@ pub struct Decisions {
     each: SmallVec<[Decision; 2]>,
     // One for each decision.
     charged: SmallVec<[u64; 2]>,
+    // What limits of their own display that have decided; empty if no counter has one.
+    own: Vec<Option<u64>>,
 }
 
 /// The decision on the only check of a call. No other check refuses it, so its charge is never taken back.
@@ -25,6 +27,8 @@ pub struct SingleDecision<R = Infallible> {
     pub decision: Decision<R>,
     /// The hits that it has charged; 0 if there was no memory for the counter.
     pub charged: u64,
+    /// What the limit of its own displays that has decided; `None` if the numbers of the rule have.
+    pub own: Option<u64>,
 }
 
 /// The decisions of a check set that were made elsewhere.
@@ -50,13 +54,33 @@ pub struct Reserved {
 impl Decisions {
     /// Decisions, with the hits that each has charged.
     pub fn new(each: SmallVec<[Decision; 2]>, charged: SmallVec<[u64; 2]>) -> Self {
-        Self { each, charged }
+        Self { each, charged, own: Vec::new() }
+    }
+
+    /// The decisions with what limits of their own display, in the order of the checks.
+    pub fn with_own(self, own: impl Iterator<Item = Option<u64>>) -> Self {
+        let own: Vec<Option<u64>> = own.collect();
+        let has_some = own.iter().any(Option::is_some);
+        Self { own: if has_some { own } else { Vec::new() }, ..self }
+    }
+
+    /// What the limit of its own displays that has decided a check; `None` if the numbers of the rule have.
+    pub fn own(&self, index: usize) -> Option<u64> {
+        self.own.get(index).copied().flatten()
     }
 
     /// The hits that each check has charged, in order; 0 if they were taken back or there was no memory for the
     /// counter.
     pub fn charged(&self) -> &[u64] {
         &self.charged
+    }
+}
+
+impl Reserved {
+    /// The answer with the limits of their own that have decided, in the order of the checks.
+    pub fn with_own(self, own: &[Option<OwnTerms>]) -> Self {
+        let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
+        Self { decisions: self.decisions.with_own(displayed), ..self }
     }
 }
 

@@ -9,7 +9,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    HOLDS_MAX, HoldId, Settled,
+    HOLDS_MAX, HoldId, OwnLimitState, OwnTerms, Settled,
     holds::{Expired, Holds},
     side_data::{SIDE_DATA_MIN, SideData, put_tagged, tagged},
 };
@@ -27,20 +27,22 @@ pub struct HeldCounter {
     side_data: Option<Box<SideData>>,
 }
 
-/// The room for more holds.
+/// The room for more side data.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     /// The bytes that they may take.
     pub(crate) bytes: usize,
     /// The ids of requests that a counter may retain.
     pub(crate) request_ids: usize,
+    /// The bytes that limits of their own may take.
+    pub(crate) own_bytes: usize,
 }
 
 impl Room {
     /// In a store that sends the whole value of a counter with each change: no bound but that of each counter.
-    pub const OF_VALUE: Self = Self { bytes: usize::MAX, request_ids: 4_096 };
+    pub const OF_VALUE: Self = Self { bytes: usize::MAX, request_ids: 4_096, own_bytes: usize::MAX };
     /// No room.
-    pub(crate) const NONE: Self = Self { bytes: 0, request_ids: 0 };
+    pub(crate) const NONE: Self = Self { bytes: 0, request_ids: 0, own_bytes: 0 };
     /// The ids of requests that a counter in memory may retain. All of them are looked at for each backup.
     pub(super) const REQUEST_IDS_MAX: usize = 65_536;
 
@@ -67,6 +69,34 @@ impl HeldCounter {
     /// The holds.
     pub(super) fn holds(&self) -> Option<&Holds> {
         self.side_data.as_ref()?.holds.as_deref()
+    }
+
+    fn side_data(&self) -> Option<&SideData> {
+        self.side_data.as_deref()
+    }
+
+    /// The limit of its own that decides at `now`.
+    pub fn own_terms(&self, now: Timestamp) -> Option<&OwnTerms> {
+        self.side_data()?.own_terms(now)
+    }
+
+    /// The limit of its own as it applies at `now`; `None` if there is none and none was removed lately.
+    pub(super) fn own_limit_state(&self, now: Timestamp) -> Option<OwnLimitState> {
+        self.side_data()?.own.as_ref().map(|own| own.state(now))
+    }
+
+    /// The hits that are leased to other replicas.
+    pub(super) fn leased(&self) -> u64 {
+        self.side_data().map_or(0, |side_data| side_data.leased)
+    }
+
+    /// Drops what the counter has counted.
+    fn reset(&mut self) {
+        self.packed = None;
+        if let Some(side_data) = &mut self.side_data {
+            side_data.reset();
+        }
+        self.side_data.take_if(|side_data| side_data.is_empty());
     }
 
     fn holds_mut(&mut self) -> Option<&mut Holds> {

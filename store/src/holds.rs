@@ -21,6 +21,7 @@ mod copies;
 mod ended;
 mod hold;
 
+pub(super) use codec::LIMIT_BYTES_MAX;
 pub(super) use copies::CounterCopy;
 pub use hold::RETENTION;
 

@@ -11,7 +11,6 @@ use tollgate_counter::{
 
 use crate::{
     Check, Checks, Decisions, OnFull, OnRefusal, SLOTS, SingleDecision, Slot, SlotData,
-    held_counter::Room,
     lead::Lead,
     operation::{CounterOperation, OperationOutcome, decide_set},
 };
@@ -223,14 +222,19 @@ impl Memory {
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Result<Decisions, NotLocal> {
         let mut locked = LockedSlots::owned(self, checks, now)?;
-        if locked.have_side_data() {
+        let has_side_data = locked.have_side_data();
+        if has_side_data {
             locked.settle_side_data(checks);
             locked.require_unleased(checks, &refused)?;
         }
         let decisions =
             decide_set(checks, refused, |index, operation| locked.apply(&checks[index], operation));
         locked.record_changes(checks, &decisions);
-        Ok(decisions)
+        if !has_side_data {
+            return Ok(decisions);
+        }
+        let own = checks.iter().map(|check| locked.own_terms(check.key).map(|own| own.requests_per_unit));
+        Ok(decisions.with_own(own))
     }
 
     /// Decides the only check of a call, as [`Memory::apply`] does.
@@ -262,8 +266,8 @@ impl Memory {
         }
         if table.has_side_data() {
             drop((ownership, table));
-            let SingleDecision { decision, charged } = self.apply_one_with_side_data(check, now)?;
-            return Ok(SingleDecision { decision: decision.keep_receipt(keep), charged });
+            let SingleDecision { decision, charged, own } = self.apply_one_with_side_data(check, now)?;
+            return Ok(SingleDecision { decision: decision.keep_receipt(keep), charged, own });
         }
         let (decision, stored) = self.tables.touch(
             &mut table,
@@ -279,7 +283,7 @@ impl Memory {
             ownerships.record_change(slot, ownership, check.key, &table);
         }
         let charged = if stored { check.limit.charged(check.operation, passes) } else { 0 };
-        Ok(SingleDecision { decision, charged })
+        Ok(SingleDecision { decision, charged, own: None })
     }
 
     /// Decides the only check of a call in a slot with side data.
@@ -291,7 +295,7 @@ impl Memory {
         now: Timestamp,
     ) -> Result<SingleDecision<Receipt>, NotLocal> {
         let decisions = self.apply(slice::from_ref(check), now, |_| false)?;
-        Ok(SingleDecision { decision: decisions[0], charged: decisions.charged()[0] })
+        Ok(SingleDecision { decision: decisions[0], charged: decisions.charged()[0], own: decisions.own(0) })
     }
 
     /// Applies an operation to the counter of `key`, after its holds that are due have ended.
@@ -308,8 +312,9 @@ impl Memory {
         let charge = |hits| Checks::from_slice(&[check(Operation::Charge(hits))]);
         match operation {
             CounterOperation::Decide(operation) => {
-                let SingleDecision { decision, charged } = self.apply_one(&check(*operation), now, Some)?;
-                Ok(OperationOutcome::new(decision, charged))
+                let SingleDecision { decision, charged, own } =
+                    self.apply_one(&check(*operation), now, Some)?;
+                Ok(OperationOutcome { own, ..OperationOutcome::new(decision, charged) })
             }
             CounterOperation::Reserve { terms, hits } => {
                 let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
@@ -332,13 +337,25 @@ impl Memory {
             CounterOperation::Undo(_)
             | CounterOperation::Set(_)
             | CounterOperation::Absorb(_)
-            | CounterOperation::Show => {
+            | CounterOperation::Show
+            | CounterOperation::SetOwnLimit(_) => {
                 let at = self.at(now);
+                let room = self.tables.room();
                 let outcome =
-                    self.with_owned(key, now, |counter| counter.apply(limit, operation, at, Room::NONE).0);
+                    self.with_owned(key, now, |counter| counter.apply(limit, operation, at, room).0);
                 outcome.ok_or(NotLocal::Slot(self.slot(key)))
             }
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn with_side_data<R>(
+        &self,
+        slot: Slot,
+        key: Key,
+        read: impl FnOnce(Option<&crate::side_data::SideData>) -> R,
+    ) -> R {
+        read(self.tables.lock(slot).side_data(key))
     }
 
     /// Records that the clock gave up a lead: from now on, each decision first clamps its counter. Call this before
@@ -384,4 +401,6 @@ impl Memory {
 }
 
 #[cfg(test)]
-mod tests;
+mod own_limit_laws;
+#[cfg(test)]
+pub(super) mod tests;

@@ -9,7 +9,10 @@ use tollgate_counter::{
     time::Timestamp,
 };
 
-use crate::{Check, Decisions, HoldId, HoldTerms, OnRefusal, OpenHolds, Reserved, Settled, Subscribers};
+use crate::{
+    Check, Decisions, HoldId, HoldTerms, OnRefusal, OpenHolds, OwnLimitChange, OwnLimitOutcome,
+    OwnLimitState, Reserved, Settled, Subscribers,
+};
 
 /// An operation on a counter and its holds, in every store.
 ///
@@ -55,6 +58,8 @@ pub enum CounterOperation {
     },
     /// Peek, and return the side data of the counter.
     Show,
+    /// Set or remove the limit of its own, then peek.
+    SetOwnLimit(Box<OwnLimitChange>),
     /// Add what was consumed elsewhere, then peek. Instants in it are of this clock, so it is not sent.
     #[serde(skip)]
     Absorb(Counter),
@@ -78,6 +83,8 @@ pub struct OperationOutcome {
     pub charged: u64,
     /// What has become of holds.
     pub hold: HoldOutcome,
+    /// What the limit of its own displays that has decided; `None` if the numbers of the rule have.
+    pub own: Option<u64>,
 }
 
 /// What an operation has done to holds.
@@ -93,6 +100,8 @@ pub enum HoldOutcome {
     Shown(Arc<CounterDetails>),
     /// The one that was reserved is known and has ended. The decision is that of its reservation.
     Ended,
+    /// Nothing: the outcome has what became of the limit of its own.
+    OwnLimit(Box<OwnLimitOutcome>),
 }
 
 /// The side data of a counter, which a peek does not tell.
@@ -104,6 +113,8 @@ pub struct CounterDetails {
     pub penalty: Option<PenaltyState>,
     /// Clients with parts of the limit, if it is divided.
     pub subscribers: Option<Arc<Subscribers>>,
+    /// The limit of its own.
+    pub own_limit: Option<OwnLimitState>,
 }
 
 impl CounterOperation {
@@ -119,7 +130,8 @@ impl CounterOperation {
             | Self::Settle { .. }
             | Self::Withdraw { .. }
             | Self::RefundOnce { .. }
-            | Self::Show => {}
+            | Self::Show
+            | Self::SetOwnLimit(_) => {}
         }
         limit.decide(counter, now, Operation::Peek)
     }
@@ -137,7 +149,8 @@ impl CounterOperation {
             | Self::Set(_)
             | Self::RefundOnce { .. }
             | Self::Settle { .. }
-            | Self::Withdraw { .. } => true,
+            | Self::Withdraw { .. }
+            | Self::SetOwnLimit(_) => true,
             Self::Decide(Operation::Peek | Operation::Charge(_))
             | Self::Absorb(_)
             | Self::Reserve { .. }
@@ -155,7 +168,8 @@ impl CounterOperation {
             | Self::Set(_)
             | Self::Withdraw { .. }
             | Self::Absorb(_)
-            | Self::Show => false,
+            | Self::Show
+            | Self::SetOwnLimit(_) => false,
         }
     }
 
@@ -166,7 +180,8 @@ impl CounterOperation {
             | Self::Settle { .. }
             | Self::Withdraw { .. }
             | Self::RefundOnce { .. }
-            | Self::Show => true,
+            | Self::Show
+            | Self::SetOwnLimit(_) => true,
             Self::Decide(_) | Self::Undo(_) | Self::Set(_) | Self::Absorb(_) => false,
         }
     }
@@ -175,14 +190,20 @@ impl CounterOperation {
 impl OperationOutcome {
     /// The outcome of a decision that has charged so many hits.
     pub fn new(decision: Decision, charged: u64) -> Self {
-        Self { decision, charged, hold: HoldOutcome::Decided }
+        Self { decision, charged, hold: HoldOutcome::Decided, own: None }
     }
 
     /// The outcomes of a reservation, in the order of its checks.
     pub fn reserved(reserved: &Reserved) -> SmallVec<[Self; 1]> {
         let hold = if reserved.has_ended { HoldOutcome::Ended } else { HoldOutcome::Decided };
         let each = reserved.decisions.iter().zip(reserved.decisions.charged());
-        each.map(|(decision, charged)| Self { hold: hold.clone(), ..Self::new(*decision, *charged) })
+        let own = |index| reserved.decisions.own(index);
+        each.enumerate()
+            .map(|(index, (decision, charged))| Self {
+                hold: hold.clone(),
+                own: own(index),
+                ..Self::new(*decision, *charged)
+            })
             .collect()
     }
 

@@ -13,9 +13,12 @@ use tollgate_counter::{
 use crate::holds::{CounterCopy, Holds};
 
 mod codec;
+mod own;
 mod pending;
 
 pub(crate) use codec::{SIDE_DATA_MIN, put_tagged, tagged};
+pub(crate) use own::OwnLimit;
+pub use own::{OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, OwnLimitState, OwnTerms};
 pub(crate) use pending::CounterUsage;
 
 /// The side data of one counter.
@@ -29,6 +32,8 @@ pub(crate) struct SideData {
     pub(crate) leased: u64,
     /// What clients that decide by themselves have. It stays here: it moves with the divider of its slot.
     pub(crate) grant: Option<Box<CounterGrant>>,
+    /// The limit of its own.
+    pub(crate) own: Option<Box<OwnLimit>>,
     /// Records of kinds that this version does not know, unchanged.
     pub(crate) unknown: Vec<UnknownRecord>,
 }
@@ -56,6 +61,10 @@ pub(crate) struct SideDataSize {
     pub(crate) bytes: usize,
     /// The bytes of the holds.
     pub(crate) hold_bytes: usize,
+    /// The bytes of the limit of its own.
+    pub(crate) own_bytes: usize,
+    /// Whether there is a limit of its own.
+    pub(crate) own_limits: usize,
     /// The open holds.
     pub(crate) open_holds: usize,
 }
@@ -73,13 +82,15 @@ impl SideData {
 
     /// Whether there is none.
     pub(crate) fn is_empty(&self) -> bool {
-        let Self { holds, pending, leased, grant, unknown } = self;
-        holds.is_none() && pending.is_empty() && *leased == 0 && grant.is_none() && unknown.is_empty()
+        let Self { holds, pending, leased, grant, own, unknown } = self;
+        let has_none = holds.is_none() && pending.is_empty() && *leased == 0 && grant.is_none();
+        has_none && own.is_none() && unknown.is_empty()
     }
 
     /// What it takes.
     pub(crate) fn size(&self) -> SideDataSize {
-        let Self { holds, pending, leased: _, grant, unknown } = self;
+        let Self { holds, pending, leased: _, grant, own, unknown } = self;
+        let own_bytes = own.as_ref().map_or(0, |own| own.bytes());
         let hold_bytes = holds.as_ref().map_or(0, |holds| holds.bytes());
         let grant = grant.as_ref().map_or(0, |_| size_of::<CounterGrant>());
         let pending_bytes = pending.capacity() * size_of::<CounterUsage>();
@@ -87,15 +98,31 @@ impl SideData {
         let unknown_bytes: usize =
             unknown.iter().map(|record| size_of::<UnknownRecord>() + record.fields.len()).sum();
         SideDataSize {
-            bytes: size_of::<Self>() + hold_bytes + grant + pending_bytes + pending_heap + unknown_bytes,
+            bytes: size_of::<Self>()
+                + hold_bytes
+                + own_bytes
+                + grant
+                + pending_bytes
+                + pending_heap
+                + unknown_bytes,
             hold_bytes,
+            own_bytes,
+            own_limits: own.iter().len(),
             open_holds: holds.as_ref().map_or(0, |holds| holds.open()),
         }
     }
 
+    /// Drops what counts: the next answer is that of a new counter of the same limit.
+    pub(crate) fn reset(&mut self) {
+        let Self { holds, pending, leased: _, grant: _, own: _, unknown: _ } = self;
+        *holds = None;
+        pending.clear();
+    }
+
     /// Drops what no longer changes an answer.
     pub(crate) fn forget(&mut self, now: Timestamp) {
-        let Self { holds, pending, leased: _, grant: _, unknown: _ } = self;
+        let Self { holds, pending, leased: _, grant: _, own, unknown: _ } = self;
+        own.take_if(|own| own.is_over(now));
         if let Some(holds) = holds {
             holds.forget(now);
         }
@@ -105,16 +132,18 @@ impl SideData {
 
     /// The instant from which it changes no answer. What stays in this process is not in it.
     pub(crate) fn forgotten_at(&self) -> Option<Timestamp> {
-        let Self { holds, pending, leased: _, grant: _, unknown } = self;
+        let Self { holds, pending, leased: _, grant: _, own, unknown } = self;
         let holds = holds.as_ref().map(|holds| holds.forgotten_at());
+        let own = own.as_ref().map(|own| own.ends_at());
         let pending = pending.iter().map(|usage| usage.packed.idle_at()).max();
-        holds.max(pending).max((!unknown.is_empty()).then_some(Timestamp::MAX))
+        holds.max(pending).max(own).max((!unknown.is_empty()).then_some(Timestamp::MAX))
     }
 
     /// The side data with all instants `back` nanoseconds earlier.
     pub(crate) fn shifted_back(self, back: u64) -> Self {
-        let Self { holds, pending, leased, grant, unknown } = self;
+        let Self { holds, pending, leased, grant, own, unknown } = self;
         Self {
+            own: own.map(|own| Box::new(own.shifted_back(back))),
             holds: holds.map(|holds| Box::new(holds.shifted_back(back))),
             pending: pending.into_iter().map(|usage| usage.shifted_back(back)).collect(),
             leased,
@@ -125,19 +154,12 @@ impl SideData {
 
     /// What a copy has of it: what stays in this process is left out.
     pub(crate) fn copy(&self) -> Self {
-        let Self { holds, pending, leased: _, grant: _, unknown } = self;
-        Self {
-            holds: holds.clone(),
-            pending: pending.clone(),
-            leased: 0,
-            grant: None,
-            unknown: unknown.clone(),
-        }
+        Self { holds: self.holds.clone(), ..self.copy_of_small_kinds() }
     }
 
     /// Drops what stays in this process.
     pub(crate) fn drop_local(&mut self) {
-        let Self { holds: _, pending: _, leased, grant, unknown: _ } = self;
+        let Self { holds: _, pending: _, leased, grant, own: _, unknown: _ } = self;
         *leased = 0;
         *grant = None;
     }
@@ -156,13 +178,20 @@ impl SideData {
 
     /// A copy of the kinds that each copy of changes has as a whole.
     fn copy_of_small_kinds(&self) -> Self {
-        let Self { holds: _, pending, leased: _, grant: _, unknown } = self;
-        Self { pending: pending.clone(), unknown: unknown.clone(), ..Self::default() }
+        let Self { holds: _, pending, leased: _, grant: _, own, unknown } = self;
+        Self {
+            holds: None,
+            pending: pending.clone(),
+            leased: 0,
+            grant: None,
+            own: own.clone(),
+            unknown: unknown.clone(),
+        }
     }
 
     /// The side data of a copy with these changes, which leave out what has not changed since `earlier`.
     pub(crate) fn since(self, earlier: Self) -> Self {
-        let Self { holds, pending, leased, grant, mut unknown } = self;
+        let Self { holds, pending, leased, grant, own, mut unknown } = self;
         let is_replaced = |record: &UnknownRecord| unknown.iter().any(|later| later.tag == record.tag);
         let retained: Vec<UnknownRecord> =
             earlier.unknown.into_iter().filter(|record| !is_replaced(record)).collect();
@@ -171,7 +200,7 @@ impl SideData {
             (Some(later), Some(earlier)) => Some(Box::new(later.since(*earlier))),
             (later, _) => later,
         };
-        Self { holds: holds.filter(|holds| !holds.is_empty()), pending, leased, grant, unknown }
+        Self { holds: holds.filter(|holds| !holds.is_empty()), pending, leased, grant, own, unknown }
     }
 
     /// Whether what has not changed since an earlier copy is missing.
@@ -205,8 +234,16 @@ impl SideData {
         grant.granted = granted;
     }
 
+    /// The limit of its own that decides at `now`.
+    pub(crate) fn own_terms(&self, now: Timestamp) -> Option<&OwnTerms> {
+        self.own.as_ref()?.terms(now)
+    }
+
     /// What is granted of its counter.
     pub(crate) fn granted(&self) -> Granted {
         self.grant.as_ref().map(|grant| grant.granted).unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod laws;

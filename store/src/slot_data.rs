@@ -20,7 +20,7 @@ use crate::{
     holds::Holds,
     key_hasher::{ByKey, CUT_DIVISOR, KeyHasher, bytes_of_map, bytes_of_side_data},
     lead::Lead,
-    side_data::{CounterUsage, SideData},
+    side_data::{CounterUsage, OwnLimit, SideData},
     table::SlotTable,
 };
 
@@ -38,7 +38,7 @@ pub struct SlotData {
     counters: ByKey<PackedCounter>,
     // Keys whose counter was removed or is idle.
     removed: HashSet<Key, BuildHasherDefault<KeyHasher>>,
-    side_data: ByKey<Box<SideData>>,
+    pub(super) side_data: ByKey<Box<SideData>>,
     // The lead of the sender's clock: some instants may be ahead of it.
     lead: Option<Lead>,
     reservation: MemoryReservation,
@@ -297,7 +297,14 @@ impl SlotData {
                 pending.entry(*key).or_default().push(usage);
             }
         }
-        Consumption { pending, held }
+        let mut own: ByKey<Box<OwnLimit>> = ByKey::default();
+        for (key, side_data) in &self.side_data {
+            let known = ancestor.side_data.get(key).and_then(|known| known.own.as_ref());
+            if let Some(new) = side_data.own.as_ref().filter(|new| Some(*new) != known) {
+                own.insert(*key, new.clone());
+            }
+        }
+        Consumption { pending, held, own }
     }
 
     pub(super) fn holds(&self, key: Key) -> Option<&Holds> {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use tollgate_counter::{
     algorithm::{Decision, Limit, Operation},
     packed_counter::Now,
+    time::Timestamp,
 };
 
 use crate::{
-    HoldTerms, UnknownId,
+    HoldTerms, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, UnknownId,
     held_counter::{
         HeldCounter, Room,
         draft::{Exhausted, Reserve, reserve},
@@ -16,12 +17,64 @@ use crate::{
     },
     holds::Holds,
     operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome},
+    side_data::OwnLimit,
 };
 
 impl HeldCounter {
     /// Applies an operation on one counter, after its holds that are due have ended. Returns whether it has changed the
-    /// counter.
+    /// counter. If the counter has a limit of its own, that decides in place of `limit`.
     pub fn apply(
+        &mut self,
+        limit: &Limit,
+        operation: &CounterOperation,
+        now: Now,
+        room: Room,
+    ) -> (OperationOutcome, bool) {
+        let refusal = match operation {
+            CounterOperation::SetOwnLimit(change) => self.set_own_limit(change, now.now, room),
+            _ => None,
+        };
+        let (mut outcome, mut is_changed) = match self.own_terms(now.now).cloned() {
+            None => self.apply_by(limit, operation, now, room),
+            Some(own) => {
+                let (outcome, is_changed) = self.apply_by(&own.limit, operation, now, room);
+                let decision = own.allowed(outcome.decision);
+                (OperationOutcome { decision, own: Some(own.requests_per_unit), ..outcome }, is_changed)
+            }
+        };
+        if let CounterOperation::SetOwnLimit(_) = operation {
+            let state = self.own_limit_state(now.now);
+            is_changed = refusal.is_none();
+            outcome.hold = HoldOutcome::OwnLimit(Box::new(OwnLimitOutcome { refusal, state }));
+        }
+        (outcome, is_changed)
+    }
+
+    /// Sets or removes the limit of its own. Returns why not, if it does not.
+    fn set_own_limit(
+        &mut self,
+        change: &OwnLimitChange,
+        now: Timestamp,
+        room: Room,
+    ) -> Option<OwnLimitRefusal> {
+        let before = self.side_data().and_then(|side_data| side_data.own.as_deref());
+        let applies = before.filter(|before| before.terms(now).is_some());
+        let version = applies.map_or(0, OwnLimit::version);
+        if change.replaces.is_some_and(|replaced| replaced != version) {
+            return Some(OwnLimitRefusal::OtherVersion);
+        }
+        let own = OwnLimit::changed(before, change, now);
+        if change.terms.is_some()
+            && room.own_bytes < own.bytes().saturating_sub(before.map_or(0, OwnLimit::bytes))
+        {
+            return Some(OwnLimitRefusal::NoMemory);
+        }
+        self.side_data.get_or_insert_default().own = Some(Box::new(own));
+        None
+    }
+
+    /// Applies an operation by `limit`.
+    fn apply_by(
         &mut self,
         limit: &Limit,
         operation: &CounterOperation,
@@ -41,7 +94,7 @@ impl HeldCounter {
                 (outcome, limit.is_changed_by(*operation, passes))
             }
             CounterOperation::Set(_) => {
-                *self = Self::default();
+                self.reset();
                 (
                     OperationOutcome::new(
                         self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
@@ -50,7 +103,7 @@ impl HeldCounter {
                     true,
                 )
             }
-            CounterOperation::Undo(_) | CounterOperation::Absorb(_) => (
+            CounterOperation::Undo(_) | CounterOperation::Absorb(_) | CounterOperation::SetOwnLimit(_) => (
                 OperationOutcome::new(
                     self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
                     0,
@@ -74,7 +127,12 @@ impl HeldCounter {
             CounterOperation::Show => {
                 let holds = self.holds().map(|holds| holds.list(now.now)).unwrap_or_default();
                 let penalty = limit.penalty_state(&self.counter(limit, now), now.now);
-                let shown = CounterDetails { holds: Arc::new(holds), penalty, subscribers: None };
+                let shown = CounterDetails {
+                    holds: Arc::new(holds),
+                    penalty,
+                    subscribers: None,
+                    own_limit: self.own_limit_state(now.now),
+                };
                 let peek = self.update(limit, now, |limit, counter| peek(limit, counter, now));
                 (
                     OperationOutcome {

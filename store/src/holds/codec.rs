@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The largest encoded limit, in bytes.
-const LIMIT_BYTES_MAX: usize = 128;
+pub(crate) const LIMIT_BYTES_MAX: usize = 128;
 /// The largest encoded hold without its id, in bytes.
 const HOLD_BYTES_MAX: usize = 144;
 /// The largest encoded ended hold without its id, in bytes.

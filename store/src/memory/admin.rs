@@ -1,6 +1,6 @@
 //! Operations of operators: dry runs, and access to single counters.
 
-use std::{borrow::Cow, sync::Arc};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_counter::{
@@ -10,7 +10,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Checks, Decisions, OpenHolds, Subscribers,
+    Check, Checks, Decisions, OpenHolds, OwnLimitState, OwnTerms, Subscribers,
     held_counter::Room,
     memory::{LockedSlots, Memory},
     operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, decide_set},
@@ -44,6 +44,8 @@ pub struct CounterState {
     pub penalty: Option<PenaltyState>,
     /// Clients with parts of the limit, if a replica of a cluster divides it.
     pub subscribers: Option<Arc<Subscribers>>,
+    /// The limit of its own.
+    pub own_limit: Option<OwnLimitState>,
 }
 
 /// A counter before and after its replacement.
@@ -66,8 +68,12 @@ impl Admin<'_> {
     ) -> DryRun {
         let mut locked = LockedSlots::new(self.memory, checks, now);
         let before = checks.iter().map(|check| locked.state(check.key, check.limit)).collect();
-        let limits: SmallVec<[Cow<'_, Limit>; 2]> =
-            checks.iter().map(|check| locked.limit_without_holds(check.key, check.limit)).collect();
+        let own = locked.each_own_terms(checks);
+        let limit = |(check, own): (&Check<'_>, &Option<OwnTerms>)| {
+            let limit = own.as_ref().map_or(check.limit, |own| &own.limit);
+            locked.limit_without_holds(check.key, limit).into_owned()
+        };
+        let limits: SmallVec<[Limit; 2]> = checks.iter().zip(&own).map(limit).collect();
         let mut copies = self.copies(&mut locked, checks);
         drop(locked);
         let decisions = decide_set(checks, refused, |index, operation| {
@@ -76,9 +82,11 @@ impl Admin<'_> {
                 copies.push((check.key, check.limit.fresh()));
                 copies.len() - 1
             });
-            (operation.apply(&limits[index], &mut copies[position].1, now), true)
+            let decision = operation.apply(&limits[index], &mut copies[position].1, now);
+            (own[index].as_ref().map_or(decision, |own| own.allowed(decision)), true)
         });
-        DryRun { decisions, before }
+        let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
+        DryRun { decisions: decisions.with_own(displayed), before }
     }
 
     /// Copies of the stored counters of the checks.
@@ -122,13 +130,15 @@ impl CounterState {
         let idle_at = is_used.then(|| now.after(peek.reset_after));
         match &outcome.hold {
             HoldOutcome::Shown(shown) => {
-                let CounterDetails { holds, penalty, subscribers } = CounterDetails::clone(shown);
+                let CounterDetails { holds, penalty, subscribers, own_limit } = CounterDetails::clone(shown);
                 let remembered = penalty.map(|penalty| now.after(penalty.forgotten_after));
-                Self { idle_at: idle_at.max(remembered), peek, holds, penalty, subscribers }
+                Self { idle_at: idle_at.max(remembered), peek, holds, penalty, subscribers, own_limit }
             }
-            HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Settled(_) | HoldOutcome::Ended => {
-                Self { idle_at, peek, holds: Arc::default(), penalty: None, subscribers: None }
-            }
+            HoldOutcome::Decided
+            | HoldOutcome::Exhausted
+            | HoldOutcome::Settled(_)
+            | HoldOutcome::Ended
+            | HoldOutcome::OwnLimit(_) => Self::from_peek(idle_at, peek),
         }
     }
 
@@ -137,6 +147,10 @@ impl CounterState {
         let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
         let peek = limit.decide(&mut copy, now, Operation::Peek);
         let penalty = counter.and_then(|counter| limit.penalty_state(counter, now));
-        Self { idle_at, peek, holds: Arc::default(), penalty, subscribers: None }
+        Self { penalty, ..Self::from_peek(idle_at, peek) }
+    }
+
+    fn from_peek(idle_at: Option<Timestamp>, peek: Decision) -> Self {
+        Self { idle_at, peek, holds: Arc::default(), penalty: None, subscribers: None, own_limit: None }
     }
 }

@@ -55,6 +55,8 @@ impl Grants<'_> {
             return;
         }
         locked.settle_side_data_of(key, limit);
+        let own = locked.limit_in_force(key, limit);
+        let limit = &*own;
         let requested =
             locked.table(key).grant_mut(key).map_or(0, |grant| std::mem::take(&mut grant.requested));
         let before = locked.granted(key).rate;
@@ -93,6 +95,7 @@ impl Grants<'_> {
     pub fn charge(&self, key: Key, limit: &Limit, used: u64, now: Timestamp) {
         let mut locked = LockedSlots::for_key(self.memory, key, now);
         if locked.are_owned() {
+            let limit = &*locked.limit_in_force(key, limit);
             let granted = locked.granted(key);
             locked.settle_turn(key, limit, granted.rate, Turn { used, granted, ..Turn::default() });
         }

@@ -39,6 +39,7 @@ impl Memory {
     ) -> Result<Reserved, ReserveError> {
         let mut locked = self.lock_for_holds(checks, now)?;
         locked.require_unleased(checks, &refused)?;
+        let own = locked.each_own_terms(checks);
         let mut taken: SmallVec<[Taken; 2]> = SmallVec::new();
         let each: SmallVec<[Reserve<'_>; 2]> = checks
             .iter()
@@ -50,8 +51,9 @@ impl Memory {
                     taken.len() - 1
                 });
                 let terms = terms.for_part(index, id);
-                let leased = locked.leased(check.key);
-                Reserve { counter, limit: check.limit, terms, hits: check.hits(), leased }
+                let leased = taken[counter].counter.leased();
+                let limit = own[index].as_ref().map_or(check.limit, |own| &own.limit);
+                Reserve { counter, limit, terms, hits: check.hits(), leased }
             })
             .collect();
         let mut counters: SmallVec<[HeldCounter; 2]> =
@@ -71,10 +73,13 @@ impl Memory {
                 locked.record_change(key);
             }
         }
-        reserved.map_err(|Exhausted| {
-            self.count_exhausted();
-            ReserveError::Exhausted
-        })
+        match reserved {
+            Ok(reserved) => Ok(reserved.with_own(&own)),
+            Err(Exhausted) => {
+                self.count_exhausted();
+                Err(ReserveError::Exhausted)
+            }
+        }
     }
 
     /// Holds the charges of all checks, or none of them, in counters that are taken out of their tables. `store`
@@ -156,11 +161,13 @@ impl Memory {
         now: Timestamp,
     ) -> Result<(), NotLocal> {
         let mut locked = self.lock_for_holds(checks, now)?;
-        for (Check { key, limit, .. }, id) in checks.iter().zip(each_hold_id(checks, id)) {
+        let own = locked.each_own_terms(checks);
+        for ((check, own), id) in checks.iter().zip(&own).zip(each_hold_id(checks, id)) {
+            let limit = own.as_ref().map_or(check.limit, |own| &own.limit);
             let (was_held, _) =
-                locked.with_held(*key, |counter| counter.withdraw(limit, &id, attempt, self.at(now)));
+                locked.with_held(check.key, |counter| counter.withdraw(limit, &id, attempt, self.at(now)));
             if was_held {
-                locked.record_change(*key);
+                locked.record_change(check.key);
             }
         }
         Ok(())
@@ -191,6 +198,8 @@ impl LockedSlots<'_> {
     /// Checks that what settling charges does not depend on leased hits. Changes nothing.
     fn require_chargeable(&self, check: &Check<'_>, id: &HoldId) -> Result<(), NotLocal> {
         let Check { key, limit, .. } = *check;
+        let own = self.own_terms(key);
+        let limit = own.map_or(limit, |own| &own.limit);
         let leased = self.leased(key);
         let actual = check.hits();
         let missing = self.holds(key).map_or(actual, |holds| holds.charges(id, actual));
@@ -213,8 +222,10 @@ impl LockedSlots<'_> {
             UnknownId::Remember => memory.tables.room(),
             UnknownId::Forget => Room::NONE,
         };
-        let (mut settled, stored) = self
-            .with_held(check.key, |counter| counter.settle(check.limit, id, actual, memory.at(now), room));
+        let own = self.own_terms(check.key).cloned();
+        let limit = own.as_ref().map_or(check.limit, |own| &own.limit);
+        let (mut settled, stored) =
+            self.with_held(check.key, |counter| counter.settle(limit, id, actual, memory.at(now), room));
         if !stored {
             settled.uncharged = actual.saturating_sub(settled.reserved);
         }

@@ -36,6 +36,10 @@ impl Leases<'_> {
         if !locked.are_owned() || self.memory.tables.resources.budget.is_short_of(0) {
             return None;
         }
+        // A change of the limit must apply to the next decision.
+        if locked.own_terms(key).is_some() {
+            return None;
+        }
         locked.settle_side_data_of(key, limit);
         let granted = locked.granted(key);
         let all = locked.leased(key).checked_add(hits)?;
@@ -103,7 +107,8 @@ impl Leases<'_> {
         correct: impl FnOnce(&mut Counter),
     ) -> bool {
         let corrected = self.memory.with_owned(key, now, |counter| {
-            counter.update(limit, self.memory.at(now), |limit, counter| {
+            let own = counter.own_terms(now).map(|own| own.limit.clone());
+            counter.update(own.as_ref().unwrap_or(limit), self.memory.at(now), |limit, counter| {
                 correct(counter);
                 limit.decide(counter, now, Operation::Peek)
             })

@@ -14,7 +14,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, NotLocal, Slot,
+    Check, NotLocal, OwnTerms, Slot,
     held_counter::HeldCounter,
     holds::Holds,
     leased_decision::{apply_leased, decide_leased},
@@ -121,6 +121,7 @@ impl LockedSlots<'_> {
     pub(super) fn settle_side_data_of(&mut self, key: Key, limit: &Limit) {
         let memory = self.memory;
         let now = self.now;
+        let limit = &*self.limit_in_force(key, limit);
         let position = self.position(key);
         let table = &mut self.tables[position];
         let has_changed = memory.absorb_pending(table, key, limit, now);
@@ -144,11 +145,15 @@ impl LockedSlots<'_> {
     /// The state of the counter of `key`.
     pub(super) fn state(&self, key: Key, limit: &Limit) -> CounterState {
         let packed = self.table_ref(key).get(key);
-        let limit = &limit.without_rate_and_burst(self.granted(key).rate);
+        let own = self.own_terms(key);
+        let limit = &own.map_or(limit, |own| &own.limit).without_rate_and_burst(self.granted(key).rate);
         let counter = packed.map(|packed| packed.corrected(limit, self.memory.at(self.now)));
         let state = CounterState::new(counter.as_ref(), &self.limit_without_holds(key, limit), self.now);
+        let peek = own.map_or(state.peek, |own| own.allowed(state.peek));
+        let own_limit = self.table_ref(key).side_data(key).and_then(|side_data| side_data.own.as_ref());
+        let own_limit = own_limit.map(|own| own.state(self.now));
         let holds = self.holds(key).map(|holds| holds.list(self.now)).unwrap_or_default();
-        CounterState { holds: Arc::new(holds), ..state }
+        CounterState { holds: Arc::new(holds), peek, own_limit, ..state }
     }
 
     /// The limit of the counter of `key` alone, without the places that its holds keep.
@@ -174,6 +179,21 @@ impl LockedSlots<'_> {
                 self.record_change(check.key);
             }
         }
+    }
+
+    /// The limit of its own that decides on `key`.
+    pub(super) fn own_terms(&self, key: Key) -> Option<&OwnTerms> {
+        self.table_ref(key).side_data(key)?.own_terms(self.now)
+    }
+
+    /// The limits of their own that decide on the checks, in their order.
+    pub(super) fn each_own_terms(&self, checks: &[Check<'_>]) -> SmallVec<[Option<OwnTerms>; 2]> {
+        checks.iter().map(|check| self.own_terms(check.key).cloned()).collect()
+    }
+
+    /// The limit that decides on `key`: its own, or `limit`.
+    pub(super) fn limit_in_force<'l>(&self, key: Key, limit: &'l Limit) -> Cow<'l, Limit> {
+        self.own_terms(key).map_or(Cow::Borrowed(limit), |own| Cow::Owned(own.limit.clone()))
     }
 
     /// The holds of `key`.
@@ -221,11 +241,24 @@ impl LockedSlots<'_> {
     pub(super) fn apply(&mut self, check: &Check<'_>, operation: &CounterOperation) -> (Decision, bool) {
         let memory = self.memory;
         let now = self.now;
+        let table = self.table(check.key);
+        let Some(side_data) = table.side_data(check.key) else {
+            return memory.tables.touch(table, check, operation, memory.at(now), Some);
+        };
+        if let Some(own) = side_data.own_terms(now).cloned() {
+            let check = Check { limit: &own.limit, ..*check };
+            let (decision, stored) = self.apply_with_side_data(&check, operation);
+            return (own.allowed(decision), stored);
+        }
+        self.apply_with_side_data(check, operation)
+    }
+
+    /// Applies an operation to the counter of a check with side data, by the limit of the check.
+    fn apply_with_side_data(&mut self, check: &Check<'_>, operation: &CounterOperation) -> (Decision, bool) {
+        let memory = self.memory;
+        let now = self.now;
         let leased = self.leased(check.key);
         let table = self.table(check.key);
-        if !table.has_side_data() {
-            return memory.tables.touch(table, check, operation, memory.at(now), Some);
-        }
         if let Some(grant) = table.grant_mut(check.key) {
             grant.requested = grant.requested.saturating_add(check.hits());
             let Granted { rate, hits } = grant.granted;
@@ -265,8 +298,10 @@ impl LockedSlots<'_> {
         }
         let mut copies = BTreeMap::<Key, Counter>::new();
         let mut wanted = None;
+        let own = self.each_own_terms(checks);
         decide_set(checks, refused, |index, operation| {
             let Check { key, limit, .. } = checks[index];
+            let limit = own[index].as_ref().map_or(limit, |own| &own.limit);
             let copy = copies.entry(key).or_insert_with(|| self.copy(key, limit));
             let applied = apply_leased(limit, copy, operation, self.leased(key), self.now);
             if applied.depends_on_leases {

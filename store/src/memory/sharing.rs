@@ -125,7 +125,16 @@ impl Memory {
             self.tables.refused_full.add(consumption.held.len());
             return false;
         }
-        let Consumption { pending, held } = consumption;
+        let Consumption { pending, held, own } = consumption;
+        for (key, there) in own {
+            table.change_side_data(key, &self.tables.resources, |side_data| {
+                side_data.own = Some(match side_data.own.take() {
+                    Some(here) => here.later(there),
+                    None => there,
+                });
+            });
+            ownerships.record_change(slot, &mut ownership, key, &table);
+        }
         for (key, there) in held {
             self.tables.absorb_held(&mut table, key, there, self.at(now));
             ownerships.record_change(slot, &mut ownership, key, &table);

@@ -2,7 +2,10 @@
 
 use std::{
     mem,
-    sync::{Arc, MutexGuard, atomic::Ordering},
+    sync::{
+        Arc, MutexGuard,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use tollgate_counter::{
@@ -29,7 +32,7 @@ use shedding::Shedding;
 #[cfg(test)]
 pub(super) use shedding::{SHED_PAUSE, SHED_SLOTS_MAX};
 
-/// The part of the memory limit that holds may take: one of this many.
+/// The part of the memory limit that holds may take, and limits of their own: one of this many.
 pub(super) const SHARE_DIVISOR: usize = 8;
 
 /// The tables of all slots.
@@ -80,6 +83,8 @@ impl Tables {
             evicted_idle: EventCounter::default(),
             evicted_unexpired: EventCounter::default(),
             holds: HoldTotals::default(),
+            own_limits: AtomicUsize::new(0),
+            own_limit_bytes: AtomicUsize::new(0),
             penalties: EventCounter::default(),
             refusals_unrecorded: EventCounter::default(),
         };
@@ -347,7 +352,13 @@ impl Tables {
         let budget = &self.resources.budget;
         let used = self.resources.holds.bytes.load(Ordering::Relaxed);
         let share = (budget.bytes_max() / SHARE_DIVISOR).saturating_sub(used);
-        Room { bytes: share.min(budget.free()), request_ids: Room::REQUEST_IDS_MAX }
+        let own = self.resources.own_limit_bytes.load(Ordering::Relaxed);
+        let own = (budget.bytes_max() / SHARE_DIVISOR).saturating_sub(own);
+        Room {
+            bytes: share.min(budget.free()),
+            request_ids: Room::REQUEST_IDS_MAX,
+            own_bytes: own.min(budget.free()),
+        }
     }
 }
 

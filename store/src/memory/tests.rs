@@ -21,8 +21,8 @@ use tollgate_counter::{
 
 use crate::{BYTES_MIN, Check, Checks, Epoch, OnRefusal, SlotSource, Turn};
 
-pub(super) const BYTES: u64 = 1 << 30;
-pub(super) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+pub(crate) const BYTES: u64 = 1 << 30;
+pub(crate) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
 pub(super) fn key(name: &str) -> Key {
     let mut text = KeyText::new("test");

@@ -4,7 +4,7 @@ use tollgate_counter::{packed_counter::Decoded, time::Timestamp};
 
 use crate::{
     holds::Holds,
-    side_data::{CounterUsage, SideData, UnknownRecord},
+    side_data::{CounterUsage, OwnLimit, SideData, UnknownRecord},
 };
 
 /// The smallest tag of side data. Smaller ones are those of packed counters.
@@ -15,13 +15,18 @@ const PENDING: u8 = 128;
 const HOLDS: u8 = 130;
 /// The tag of holds that have changed since an earlier copy, or that accompany the changes of their counter.
 const CHANGED_HOLDS: u8 = 131;
+/// The tag of a limit of its own.
+const OWN: u8 = 132;
 /// The maximum encoded size of a length, with seven bits in each byte.
 const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
 
 impl SideData {
     /// Writes a record for each kind that is not idle.
     pub(crate) fn write(&self, now: Timestamp, mut put: impl FnMut(u8, &[u8])) {
-        let Self { holds, pending, leased: _, grant: _, unknown } = self;
+        let Self { holds, pending, leased: _, grant: _, own, unknown } = self;
+        if let Some(own) = own.as_ref().filter(|own| !own.is_over(now)) {
+            put(OWN, &own.write(now));
+        }
         if let Some(holds) = holds {
             put(if holds.accompanies_changes() { CHANGED_HOLDS } else { HOLDS }, &holds.write(now));
         }
@@ -35,10 +40,11 @@ impl SideData {
 
     /// The sizes of the records at any instant without their tags, in bytes, at most.
     pub(crate) fn encoded_bytes_max(&self) -> impl Iterator<Item = usize> {
-        let Self { holds, pending, leased: _, grant: _, unknown } = self;
+        let Self { holds, pending, leased: _, grant: _, own, unknown } = self;
+        let own = own.iter().map(|own| own.encoded_bytes_max());
         let holds = holds.iter().map(|holds| holds.encoded_bytes_max());
         let pending = pending.iter().map(CounterUsage::encoded_bytes_max);
-        holds.chain(pending).chain(unknown.iter().map(|record| record.fields.len()))
+        own.chain(holds).chain(pending).chain(unknown.iter().map(|record| record.fields.len()))
     }
 
     /// Decodes a record of [`SideData::write`] into this side data. An unknown one is left to the caller.
@@ -47,6 +53,7 @@ impl SideData {
         match tag {
             HOLDS => Holds::read(fields, now).map(&mut set_holds),
             CHANGED_HOLDS => Holds::read_changes(fields, now).map(&mut set_holds),
+            OWN => OwnLimit::read(fields, now).map(|own| self.own = Some(Box::new(own))),
             PENDING => CounterUsage::read(fields, now).map(|usage| self.pending.push(usage)),
             _ => Decoded::Unknown,
         }

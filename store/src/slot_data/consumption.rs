@@ -7,7 +7,7 @@ use tollgate_counter::time::Timestamp;
 use crate::{
     held_counter::HeldCounter,
     key_hasher::{ByKey, CUT_DIVISOR, bytes_of_map},
-    side_data::{CounterUsage, SideData},
+    side_data::{CounterUsage, OwnLimit, SideData},
 };
 
 /// What another replica has counted in a slot since an earlier state of it.
@@ -16,6 +16,8 @@ pub struct Consumption {
     /// The usage of counters without holds.
     pub(crate) pending: ByKey<Vec<CounterUsage>>,
     pub(crate) held: ByKey<HeldConsumption>,
+    /// The limits of their own that another replica has set or removed.
+    pub(crate) own: ByKey<Box<OwnLimit>>,
 }
 
 /// A counter that had or has holds on another replica.
@@ -60,5 +62,6 @@ impl Consumption {
             + self.pending.len() * size_of::<SideData>()
             + pending.map(|usage| size_of::<CounterUsage>() + usage.heap_bytes()).sum::<usize>()
             + self.held.values().map(|held| held.now.heap_bytes()).sum::<usize>()
+            + self.own.values().map(|own| size_of::<SideData>() + own.bytes()).sum::<usize>()
     }
 }

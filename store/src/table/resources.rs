@@ -16,6 +16,10 @@ pub(crate) struct TableResources {
     pub(crate) evicted_idle: EventCounter,
     pub(crate) evicted_unexpired: EventCounter,
     pub(crate) holds: HoldTotals,
+    /// Counters with a limit of their own.
+    pub(crate) own_limits: AtomicUsize,
+    /// The bytes of limits of their own.
+    pub(crate) own_limit_bytes: AtomicUsize,
     /// Penalties that began.
     pub(crate) penalties: EventCounter,
     /// Refusals of limits with a penalty that were not recorded for lack of memory.
@@ -45,6 +49,8 @@ impl TableResources {
         for (total, before, after) in [
             (&self.holds.open, before.open_holds, after.open_holds),
             (&self.holds.bytes, before.hold_bytes, after.hold_bytes),
+            (&self.own_limits, before.own_limits, after.own_limits),
+            (&self.own_limit_bytes, before.own_bytes, after.own_bytes),
         ] {
             // Both at once: the difference may be negative.
             total.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);

@@ -1,6 +1,9 @@
 //! Tests of the table of a slot.
 
-use std::{num::NonZeroU64, sync::Arc};
+use std::{
+    num::NonZeroU64,
+    sync::{Arc, atomic::AtomicUsize},
+};
 
 use proptest::prelude::*;
 
@@ -53,6 +56,8 @@ fn resources(bytes_max: usize) -> TableResources {
         evicted_idle: EventCounter::default(),
         evicted_unexpired: EventCounter::default(),
         holds: HoldTotals::default(),
+        own_limits: AtomicUsize::new(0),
+        own_limit_bytes: AtomicUsize::new(0),
         penalties: EventCounter::default(),
         refusals_unrecorded: EventCounter::default(),
     }

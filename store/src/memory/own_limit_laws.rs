@@ -1,0 +1,210 @@
+//! Laws of limits of their own.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tollgate_counter::{
+    algorithm::{Decision, Limit, Operation, laws::every_limit},
+    time::SECOND,
+};
+
+use crate::{
+    Check, Checks, CounterOperation, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
+    OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, OwnTerms, UnknownId,
+    memory::tests::{BYTES, NOW, key},
+};
+
+/// What happens to two counters: one has a limit of its own, the other a rule with that limit.
+#[derive(Clone, Debug)]
+enum Step {
+    Own(u64),
+    Clear,
+    Charge(u64),
+    Together(u64),
+    Peek,
+    Refund(u64),
+    Reserve(u8, u64),
+    Settle(u8, u64),
+    Withdraw(u8),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => (1..60_u64).prop_map(Step::Own),
+        1 => Just(Step::Clear),
+        6 => (1..8_u64).prop_map(Step::Charge),
+        2 => (1..8_u64).prop_map(Step::Together),
+        1 => Just(Step::Peek),
+        2 => (1..8_u64).prop_map(Step::Refund),
+        2 => (0..4_u8, 1..8_u64).prop_map(|(id, hits)| Step::Reserve(id, hits)),
+        2 => (0..4_u8, 0..8_u64).prop_map(|(id, hits)| Step::Settle(id, hits)),
+        1 => (0..4_u8).prop_map(Step::Withdraw),
+    ]
+}
+
+fn own(limit: &Limit, replaces: Option<u64>) -> CounterOperation {
+    let terms = Some(OwnTerms { limit: limit.clone(), requests_per_unit: 1 });
+    let record = Box::default();
+    CounterOperation::SetOwnLimit(Box::new(OwnLimitChange { terms, expires_after: None, record, replaces }))
+}
+
+fn cleared() -> CounterOperation {
+    let change = OwnLimitChange { terms: None, expires_after: None, record: Box::default(), replaces: None };
+    CounterOperation::SetOwnLimit(Box::new(change))
+}
+
+fn without_receipt(decision: Decision) -> Decision {
+    Decision { receipt: None, ..decision }
+}
+
+proptest! {
+    #[test]
+    fn key_with_own_limit_decides_as_a_rule_with_that_limit(
+        index in 0..every_limit(20, SECOND).len(),
+        steps in prop::collection::vec((any_step(), 0..SECOND), 1..50),
+    ) {
+        let rule = &every_limit(20, SECOND)[index];
+        let [memory, model] = [(); 2].map(|()| Memory::new(BYTES, OnFull::Deny));
+        let [name, other] = [key("one"), key("other")];
+        let mut limit = rule.clone();
+        let mut now = NOW;
+        for (step, pause) in steps {
+            now = now.plus(pause);
+            let set = |memory: &Memory, limit: &Limit, hits| {
+                let check = |key| Check {
+                    key, limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack,
+                };
+                let refused = |each: &[Decision]| each.iter().any(|decision| !decision.verdict.passes());
+                let other = Check { limit: rule, ..check(other) };
+                let decisions = memory.apply(&[check(name), other], now, refused).unwrap();
+                decisions.iter().copied().map(without_receipt).collect::<Vec<_>>()
+            };
+            let operation = match step {
+                Step::Own(allowance) => {
+                    limit = every_limit(allowance, SECOND)[index].clone();
+                    memory.operate(name, rule, &own(&limit, None), now).unwrap();
+                    continue;
+                }
+                Step::Clear => {
+                    limit = rule.clone();
+                    memory.operate(name, rule, &cleared(), now).unwrap();
+                    continue;
+                }
+                Step::Together(hits) => {
+                    prop_assert_eq!(set(&memory, rule, hits), set(&model, &limit, hits));
+                    continue;
+                }
+                Step::Charge(hits) => CounterOperation::Decide(Operation::Charge(hits)),
+                Step::Peek => CounterOperation::Show,
+                Step::Refund(hits) => CounterOperation::Decide(Operation::Refund(hits)),
+                Step::Reserve(id, hits) => {
+                    let id = HoldId::new(&[id]).unwrap();
+                    let terms = HoldTerms::new(id, Duration::from_secs(2), OnExpiry::Release).unwrap();
+                    CounterOperation::Reserve { terms: Box::new(terms), hits }
+                }
+                Step::Settle(id, actual) => CounterOperation::Settle {
+                    id: HoldId::new(&[id]).unwrap(), actual, unknown: UnknownId::Remember,
+                },
+                Step::Withdraw(id) => CounterOperation::Withdraw { id: HoldId::new(&[id]).unwrap(), attempt: 0 },
+            };
+            let [with_own, with_rule] = [(&memory, rule), (&model, &limit)].map(|(memory, limit)| {
+                let outcome = memory.operate(name, limit, &operation, now).unwrap();
+                (without_receipt(outcome.decision), outcome.charged, outcome.hold)
+            });
+            if let (HoldOutcome::Shown(with_own), HoldOutcome::Shown(with_rule)) = (&with_own.2, &with_rule.2) {
+                prop_assert_eq!(&with_own.holds, &with_rule.holds);
+            } else {
+                prop_assert_eq!(&with_own, &with_rule, "{:?}", operation);
+            }
+            let [explained, expected] = [(&memory, rule), (&model, &limit)]
+                .map(|(memory, limit)| without_receipt(memory.admin().peek(name, limit, now).peek));
+            prop_assert_eq!(explained, expected);
+        }
+    }
+}
+
+#[test]
+fn own_limit_of_another_version_stays() {
+    let rule = &every_limit(20, SECOND)[0];
+    let (memory, name) = (Memory::new(BYTES, OnFull::Deny), key("one"));
+    let set = |replaces, now| {
+        let outcome = memory.operate(name, rule, &own(rule, replaces), now).unwrap();
+        let HoldOutcome::OwnLimit(outcome) = outcome.hold else { panic!("{outcome:?}") };
+        let OwnLimitOutcome { refusal, state } = *outcome;
+        (refusal, state.map(|state| state.version))
+    };
+    let (refusal, first) = set(Some(0), NOW);
+    assert_eq!(refusal, None);
+    assert_eq!(set(Some(0), NOW), (Some(OwnLimitRefusal::OtherVersion), first), "there is one already");
+    let (refusal, second) = set(first, NOW);
+    assert_eq!(refusal, None);
+    assert!(first < second);
+    assert_eq!(set(first, NOW), (Some(OwnLimitRefusal::OtherVersion), second));
+    memory.operate(name, rule, &cleared(), NOW).unwrap();
+    let (refusal, third) = set(Some(0), NOW);
+    assert_eq!(refusal, None, "it was removed");
+    assert!(second < third);
+}
+
+#[test]
+fn own_limit_without_memory_is_refused_and_changes_nothing() {
+    let rule = &every_limit(20, SECOND)[0];
+    let memory = Memory::new(1 << 20, OnFull::Deny).with_slots(4);
+    let set = |number: u32| {
+        let name = key(&number.to_string());
+        let outcome = memory.operate(name, rule, &own(rule, None), NOW).unwrap();
+        let HoldOutcome::OwnLimit(outcome) = outcome.hold else { panic!("{outcome:?}") };
+        outcome.refusal
+    };
+    let refused = (0..10_000).find(|number| set(*number).is_some()).unwrap();
+    assert!(refused > 100);
+    assert_eq!(set(refused), Some(OwnLimitRefusal::NoMemory));
+    assert!(memory.stats().bytes <= 1 << 20);
+    assert_eq!(memory.admin().peek(key(&refused.to_string()), rule, NOW).own_limit, None);
+    // Counters are evicted, limits of their own are not.
+    for number in 0..100_000 {
+        let name = key(&format!("other {number}"));
+        let operation = Operation::Charge(1);
+        let check = Check { key: name, limit: rule, operation, on_refusal: OnRefusal::Keep };
+        memory.apply_single(&check, NOW).unwrap();
+    }
+    for number in 0..refused {
+        let state = memory.admin().peek(key(&number.to_string()), rule, NOW);
+        assert!(state.own_limit.is_some(), "{number}");
+    }
+}
+
+#[test]
+fn own_limit_ends_at_its_expiry() {
+    let [rule, larger] = [20, 40].map(|allowance| every_limit(allowance, 3_600 * SECOND)[0].clone());
+    let (memory, name) = (Memory::new(BYTES, OnFull::Deny), key("one"));
+    let CounterOperation::SetOwnLimit(mut change) = own(&larger, None) else { unreachable!() };
+    change.expires_after = Some(Duration::from_secs(10));
+    memory.operate(name, &rule, &CounterOperation::SetOwnLimit(change), NOW).unwrap();
+    let remaining = |now| memory.admin().peek(name, &rule, now).peek.remaining;
+    assert_eq!(remaining(NOW.plus(10 * SECOND - 1)), 40);
+    assert_eq!(remaining(NOW.plus(10 * SECOND)), 20);
+    memory.sweep(NOW.plus(10 * SECOND));
+    assert_eq!(memory.stats().bytes, 0);
+}
+
+#[test]
+fn unlimited_key_passes_everything_and_is_counted() {
+    let rule = &every_limit(3, 3_600 * SECOND)[0];
+    let (memory, name) = (Memory::new(BYTES, OnFull::Deny), key("one"));
+    let terms = Some(OwnTerms {
+        limit: every_limit(1_000_000, 3_600 * SECOND)[0].clone(),
+        requests_per_unit: OwnTerms::UNLIMITED,
+    });
+    let change = OwnLimitChange { terms, expires_after: None, record: Box::default(), replaces: None };
+    memory.operate(name, rule, &CounterOperation::SetOwnLimit(Box::new(change)), NOW).unwrap();
+    let operation = Operation::Charge(2_000_000);
+    let check = Check { key: name, limit: rule, operation, on_refusal: OnRefusal::Keep };
+    let decided = memory.apply_single(&check, NOW).unwrap();
+    assert!(decided.decision.verdict.passes());
+    assert_eq!((decided.decision.remaining, decided.own), (u64::MAX, Some(OwnTerms::UNLIMITED)));
+    let charge = Check { operation: Operation::Charge(2), ..check };
+    memory.apply_single(&charge, NOW).unwrap();
+    memory.operate(name, rule, &cleared(), NOW).unwrap();
+    assert!(!memory.apply_single(&charge, NOW).unwrap().decision.verdict.passes(), "it has used 2 of 3");
+}

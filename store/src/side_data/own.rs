@@ -1,0 +1,175 @@
+//! A limit of its own for one key: numbers in place of those of its rule.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tollgate_counter::{
+    algorithm::{Decision, Limit, Verdict},
+    packed_counter::{Age, Decoded, put},
+    time::Timestamp,
+};
+
+/// How long a removed own limit is retained, so that an older copy does not bring it back.
+const TOMBSTONE: Duration = Duration::from_secs(3_600);
+/// The maximum length of a record, in bytes.
+pub const OWN_RECORD_MAX: usize = 16 * 1024;
+/// The largest encoded own limit without its limit and its record, in bytes.
+const FIELDS_BYTES_MAX: usize = 64;
+
+/// What decides in place of the numbers of a rule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OwnTerms {
+    /// The limit, of the same kind as that of the rule.
+    pub limit: Limit,
+    /// The limit as displayed, or [`OwnTerms::UNLIMITED`].
+    pub requests_per_unit: u64,
+}
+
+/// A limit of its own that a caller sets or removes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OwnLimitChange {
+    /// What decides from now on; `None` for the numbers of the rule.
+    pub terms: Option<OwnTerms>,
+    /// How long it applies; `None` until it is removed.
+    pub expires_after: Option<Duration>,
+    /// What the caller retains with it, at most [`OWN_RECORD_MAX`] bytes.
+    pub record: Box<[u8]>,
+    /// The version that it replaces, 0 for none; `None` for any.
+    pub replaces: Option<u64>,
+}
+
+/// A limit of its own as it applies.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OwnLimitState {
+    /// What decides; `None` if it was removed.
+    pub terms: Option<OwnTerms>,
+    /// The version. It grows with each change.
+    pub version: u64,
+    /// The time until it ends; `None` until it is removed.
+    pub expires_after: Option<Duration>,
+    /// What the caller retains with it.
+    pub record: Box<[u8]>,
+}
+
+/// What has become of a change of an own limit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OwnLimitOutcome {
+    /// Why nothing has changed; `None` if it has.
+    pub refusal: Option<OwnLimitRefusal>,
+    /// The own limit after the operation, if there is one.
+    pub state: Option<OwnLimitState>,
+}
+
+/// Why an own limit is not changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OwnLimitRefusal {
+    /// The version is another one.
+    OtherVersion,
+    /// There is no memory for it.
+    NoMemory,
+}
+
+/// The own limit of a counter, or what is retained of a removed one.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct OwnLimit {
+    terms: Option<OwnTerms>,
+    version: u64,
+    // The instant from which nothing of it is retained.
+    ends_at: Option<Timestamp>,
+    record: Box<[u8]>,
+}
+
+impl OwnTerms {
+    /// Displayed for a limit that refuses nothing.
+    pub const UNLIMITED: u64 = u64::MAX;
+
+    /// The decision of its limit, which refuses nothing if it is unlimited.
+    pub(crate) fn allowed(&self, decision: Decision) -> Decision {
+        match self.requests_per_unit {
+            Self::UNLIMITED => Decision { verdict: Verdict::Pass, remaining: u64::MAX, ..decision },
+            _ => decision,
+        }
+    }
+}
+
+impl OwnLimit {
+    /// The own limit after a change at `now`, in place of `before`.
+    pub(crate) fn changed(before: Option<&Self>, change: &OwnLimitChange, now: Timestamp) -> Self {
+        let OwnLimitChange { terms, expires_after, record, replaces: _ } = change;
+        // By the clock, so that another owner that knows no earlier version has a later one nevertheless.
+        let version = before.map_or(0, |before| before.version.saturating_add(1)).max(now.as_nanos() / 1_000);
+        let retained = terms.as_ref().map_or(Some(TOMBSTONE), |_| *expires_after);
+        Self {
+            terms: terms.clone(),
+            version,
+            ends_at: retained.map(|retained| now.after(retained)),
+            record: record.clone(),
+        }
+    }
+
+    /// What decides at `now`.
+    pub(crate) fn terms(&self, now: Timestamp) -> Option<&OwnTerms> {
+        self.terms.as_ref().filter(|_| !self.is_over(now))
+    }
+
+    /// Whether nothing of it is retained.
+    pub(crate) fn is_over(&self, now: Timestamp) -> bool {
+        self.ends_at.is_some_and(|ends_at| ends_at <= now)
+    }
+
+    /// The instant from which nothing of it is retained.
+    pub(crate) fn ends_at(&self) -> Timestamp {
+        self.ends_at.unwrap_or(Timestamp::MAX)
+    }
+
+    /// The version.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The own limit as it applies at `now`.
+    pub(crate) fn state(&self, now: Timestamp) -> OwnLimitState {
+        let terms = self.terms(now).cloned();
+        let expires_after = self.ends_at.filter(|_| terms.is_some()).map(|ends_at| ends_at.since(now));
+        OwnLimitState { terms, version: self.version, expires_after, record: self.record.clone() }
+    }
+
+    /// The later one of two.
+    pub(crate) fn later(self: Box<Self>, other: Box<Self>) -> Box<Self> {
+        if self.version < other.version { other } else { self }
+    }
+
+    /// The own limit with all instants `back` nanoseconds earlier.
+    pub(crate) fn shifted_back(self, back: u64) -> Self {
+        Self { ends_at: self.ends_at.map(|ends_at| ends_at.minus(back)), ..self }
+    }
+
+    /// The approximate memory, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.record.len()
+    }
+
+    /// The size of the encoded own limit at any instant, in bytes, at most.
+    pub(super) fn encoded_bytes_max(&self) -> usize {
+        FIELDS_BYTES_MAX + crate::holds::LIMIT_BYTES_MAX + self.record.len()
+    }
+
+    /// The encoded own limit.
+    pub(super) fn write(&self, now: Timestamp) -> Vec<u8> {
+        let Self { terms, version, ends_at, record } = self;
+        put(&(terms, version, ends_at.map(|ends_at| Age::new(ends_at, now)), record))
+    }
+
+    /// Decodes an own limit.
+    pub(super) fn read(bytes: &[u8], now: Timestamp) -> Decoded<Self> {
+        type Fields = (Option<OwnTerms>, u64, Option<Age>, Box<[u8]>);
+        match postcard::take_from_bytes::<Fields>(bytes) {
+            Ok(((terms, version, ends, record), [])) if record.len() <= OWN_RECORD_MAX => {
+                let ends_at = ends.map(|ends| ends.instant(now));
+                Decoded::Known(Self { terms, version, ends_at, record })
+            }
+            Err(postcard::Error::SerdeDeCustom) => Decoded::Unknown,
+            Ok(_) | Err(_) => Decoded::Malformed,
+        }
+    }
+}
