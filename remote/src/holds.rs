@@ -83,13 +83,17 @@ impl Remote {
             return Ok(Reserved {
                 is_held: false,
                 has_ended: false,
-                decisions: Decisions::new(decisions, charged),
+                decisions: Decisions::new(decisions, charged).with_own(own(&outcomes)),
             });
         }
         attempt.keep();
         let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
         let has_ended = outcomes.iter().any(|outcome| outcome.outcome.hold == HoldOutcome::Ended);
-        Ok(Reserved { is_held: true, has_ended, decisions: Decisions::new(decisions, charged) })
+        Ok(Reserved {
+            is_held: true,
+            has_ended,
+            decisions: Decisions::new(decisions, charged).with_own(own(&outcomes)),
+        })
     }
 
     /// Refunds the hits of all checks, once for each id, within half of the caller's `timeout`. If a counter could not be
@@ -101,9 +105,10 @@ impl Remote {
         connection: &Caller,
     ) -> Result<Decisions, RemoteHoldError> {
         let call = self.open(&operations, timeout, connection)?;
-        let decisions = answered(&call.submit(&operations).await)?;
+        let outcomes = call.submit(&operations).await;
+        let decisions = answered(&outcomes)?;
         let charged = SmallVec::from_elem(0, decisions.len());
-        Ok(Decisions::new(decisions, charged))
+        Ok(Decisions::new(decisions, charged).with_own(own(&outcomes)))
     }
 
     /// Settles the holds of all checks, each at the hits of its charge, within half of the caller's `timeout`.
@@ -168,11 +173,18 @@ pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, Rem
     answered(outcomes)?;
     let settled = |outcome: &RemoteOutcome| match &outcome.outcome.hold {
         HoldOutcome::Settled(settled) => Ok(**settled),
-        HoldOutcome::Decided | HoldOutcome::Exhausted | HoldOutcome::Shown(_) | HoldOutcome::Ended => {
-            Err(RemoteHoldError::OwnerUnreachable)
-        }
+        HoldOutcome::Decided
+        | HoldOutcome::Exhausted
+        | HoldOutcome::Shown(_)
+        | HoldOutcome::Ended
+        | HoldOutcome::OwnLimit(_) => Err(RemoteHoldError::OwnerUnreachable),
     };
     outcomes.iter().map(settled).collect()
+}
+
+/// What the limits of their own display that have decided.
+pub(super) fn own(outcomes: &[RemoteOutcome]) -> impl Iterator<Item = Option<u64>> {
+    outcomes.iter().map(|outcome| outcome.outcome.own)
 }
 
 /// The decisions of the counters, if all have answered.
@@ -181,7 +193,11 @@ pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, R
         match (decided_by, &outcome.hold) {
             (
                 DecidedBy::Counter,
-                HoldOutcome::Decided | HoldOutcome::Settled(_) | HoldOutcome::Shown(_) | HoldOutcome::Ended,
+                HoldOutcome::Decided
+                | HoldOutcome::Settled(_)
+                | HoldOutcome::Shown(_)
+                | HoldOutcome::Ended
+                | HoldOutcome::OwnLimit(_),
             ) => {}
             (DecidedBy::Counter, HoldOutcome::Exhausted) => return Err(RemoteHoldError::Exhausted),
             (DecidedBy::Lease | DecidedBy::Degraded | DecidedBy::Nothing, _) => {

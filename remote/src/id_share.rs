@@ -138,6 +138,7 @@ impl ReplicaShare {
             | CounterOperation::Settle { unknown: UnknownId::Forget, .. }
             | CounterOperation::Withdraw { .. }
             | CounterOperation::Show
+            | CounterOperation::SetOwnLimit(_)
             | CounterOperation::Absorb(_) => memory.operate(key, limit, operation, now),
         }
     }

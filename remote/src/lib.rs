@@ -108,8 +108,9 @@ impl Remote {
             let (_, decided) = shown.split_at_checked(checks.len())?;
             let each = decided.iter().map(|outcome| outcome.decision).collect();
             let charged = decided.iter().map(|outcome| outcome.charged).collect();
+            let own: Vec<_> = decided.iter().map(|outcome| outcome.own).collect();
             shown.truncate(checks.len());
-            return Some((shown, Some(Decisions::new(each, charged))));
+            return Some((shown, Some(Decisions::new(each, charged).with_own(own.into_iter()))));
         }
         let show = |check: &CounterCheck| check.with(CounterOperation::Show);
         let peeks: CounterChecks = counters.iter().map(show).collect();
@@ -317,7 +318,7 @@ fn by_counters(outcomes: RemoteOutcomes) -> Option<SmallVec<[OperationOutcome; 1
 fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
     let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
     RemoteDecisions {
-        decisions: Decisions::new(rounds::decisions(outcomes), charged),
+        decisions: Decisions::new(rounds::decisions(outcomes), charged).with_own(holds::own(outcomes)),
         degraded: outcomes.iter().map(|outcome| outcome.decided_by == DecidedBy::Degraded).collect(),
     }
 }

@@ -10,7 +10,7 @@ use tollgate_counter::{descriptor::Key, time::Timestamp};
 use tollgate_remote::{CounterCheck, CounterChecks, OpenChecks, SubmissionMode};
 use tollgate_store::{
     Checks, CounterOperation, Decisions, Exhausted, Expired, HeldCounter, HoldTerms, OperationOutcome,
-    Refusal, Reserve, Room, decide_set,
+    OwnTerms, Refusal, Reserve, Room, decide_set,
 };
 
 use crate::{
@@ -241,6 +241,8 @@ impl StoreBatch {
 /// How long a value outlives its counter, in milliseconds. It covers the difference between the clocks of replicas and
 /// servers: no value is gone before its counter is idle by the clock of each replica.
 const EXPIRY_MARGIN: u64 = 1_000;
+/// The longest expiry, in milliseconds: 100 years, for a limit of its own that has no end.
+const EXPIRY_MAX: u64 = 100 * 366 * 86_400_000;
 /// The time for which a value that the store has sent is not assumed to have expired.
 const FRESH_FOR: Duration = Duration::from_millis(100);
 
@@ -332,14 +334,22 @@ impl BatchCounters {
             |each| refusal.is_refused(each),
             |index, operation| (self.apply(&part.checks[index], operation).decision, true),
         );
-        outcomes(&decisions)
+        let own = part.checks.iter().map(|check| self.own_terms(check).map(|own| own.requests_per_unit));
+        outcomes(&decisions.with_own(own))
+    }
+
+    /// The limit of its own that decides on the counter of a check.
+    fn own_terms(&self, check: &CounterCheck) -> Option<&OwnTerms> {
+        self.entries[self.index[&check.key]].state.counter.own_terms(self.instants.server.now)
     }
 
     /// Holds the charges of a call, or none of them.
     fn reserve(&mut self, part: &BatchPart, refusal: &Refusal) -> PartOutcomes {
         let mut numbers: SmallVec<[usize; 2]> = SmallVec::new();
+        let own: Vec<Option<OwnTerms>> =
+            part.checks.iter().map(|check| self.own_terms(check).cloned()).collect();
         let mut each: SmallVec<[Reserve<'_>; 2]> = SmallVec::new();
-        for check in &part.checks {
+        for (check, own) in part.checks.iter().zip(&own) {
             let CounterOperation::Reserve { terms, hits } = &check.operation else { continue };
             self.expire(check);
             let number = self.index[&check.key];
@@ -348,7 +358,8 @@ impl BatchCounters {
                 numbers.push(number);
             }
             let terms = HoldTerms::clone(terms);
-            each.push(Reserve { counter, limit: &check.limit, terms, hits: *hits, leased: 0 });
+            let limit = own.as_ref().map_or(&check.limit, |own| &own.limit);
+            each.push(Reserve { counter, limit, terms, hits: *hits, leased: 0 });
         }
         let mut counters: SmallVec<[HeldCounter; 2]> =
             numbers.iter().map(|number| std::mem::take(&mut self.entries[*number].state.counter)).collect();
@@ -363,7 +374,7 @@ impl BatchCounters {
             state.is_changed |= is_changed;
         }
         match reserved {
-            Ok(reserved) => OperationOutcome::reserved(&reserved),
+            Ok(reserved) => OperationOutcome::reserved(&reserved.with_own(&own)),
             Err(Exhausted) => SmallVec::from_elem(OperationOutcome::exhausted(), part.checks.len()),
         }
     }
@@ -402,8 +413,13 @@ impl BatchCounters {
 }
 
 fn outcomes(decisions: &Decisions) -> PartOutcomes {
-    let charged = decisions.iter().zip(decisions.charged());
-    charged.map(|(decision, charged)| OperationOutcome::new(*decision, *charged)).collect()
+    let charged = decisions.iter().zip(decisions.charged()).enumerate();
+    charged
+        .map(|(index, (decision, charged))| OperationOutcome {
+            own: decisions.own(index),
+            ..OperationOutcome::new(*decision, *charged)
+        })
+        .collect()
 }
 
 impl BatchCounter {
@@ -428,7 +444,7 @@ impl BatchCounter {
         *ids_forgotten = counter.take_ids_forgotten();
         counter.forget_idle(now);
         let value = encode(counter);
-        let left = counter.idle_at().nanos_since(now).div_ceil(1_000_000);
+        let left = counter.idle_at().nanos_since(now).div_ceil(1_000_000).min(EXPIRY_MAX);
         let known = self.known.as_ref().map_or(&[][..], |known| &known.bytes);
         (known != value).then_some((value, left + EXPIRY_MARGIN))
     }

@@ -9,7 +9,7 @@ use tollgate_counter::{
     resilience::{BreakerState, CircuitBreaker},
     time::Timestamp,
 };
-use tollgate_store::{Check, OperationOutcome};
+use tollgate_store::{Check, OperationOutcome, OwnTerms};
 
 use crate::{
     batch::{BatchPart, BatchStats, PartOutcomes, SettledBatch, StoreBatch},
@@ -107,6 +107,11 @@ impl Lane {
             return None;
         }
         let counter = &mut known.counter;
+        let own = counter.own_terms(server.now).cloned();
+        if own.as_ref().is_some_and(OwnTerms::is_unlimited) {
+            return None;
+        }
+        let limit = own.as_ref().map_or(limit, |own| &own.limit);
         let mut decide = |operation| {
             counter.update(limit, server, |limit, counter| limit.decide(counter, server.now, operation))
         };
@@ -120,7 +125,8 @@ impl Lane {
             self.forget(key);
             return None;
         }
-        Some(OperationOutcome::new(decision, 0))
+        let own = own.map(|own| own.requests_per_unit);
+        Some(OperationOutcome { own, ..OperationOutcome::new(decision, 0) })
     }
 
     /// Forgets what is known of a counter that another replica has refunded or reset.

@@ -334,6 +334,8 @@ impl Memory {
                 self.withdraw(&charge(0), id, *attempt, now)?;
                 Ok(OperationOutcome::new(self.admin().peek(key, limit, now).peek, 0))
             }
+            // No decision after the answer is by the earlier limit.
+            CounterOperation::SetOwnLimit(_) if self.leases().leased(key) > 0 => Err(NotLocal::Leased(key)),
             CounterOperation::Undo(_)
             | CounterOperation::Set(_)
             | CounterOperation::Absorb(_)

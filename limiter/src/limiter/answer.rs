@@ -8,7 +8,7 @@ use tollgate_counter::{
     resilience::Overloaded,
 };
 use tollgate_rules::Rule;
-use tollgate_store::{CheckRole, Refusal};
+use tollgate_store::{CheckRole, Decisions, OwnTerms, Refusal};
 
 use crate::limiter::check_set::{AppliedLimit, CheckSet, CurrentLimit, Modes};
 
@@ -87,6 +87,24 @@ impl<'s> Status<'s> {
     #[inline(always)]
     pub(super) fn for_rule(rule: &'s Rule) -> Self {
         Self { limit: Some(CurrentLimit::for_rule(rule)), rule: Some(rule), ..Self::WITHOUT_LIMIT }
+    }
+
+    /// The status with what the limit of its own of the key displays.
+    #[inline(always)]
+    pub(super) fn with_own(self, own: Option<u64>) -> Self {
+        match own {
+            None => self,
+            Some(requests_per_unit) => self.with_displayed(requests_per_unit),
+        }
+    }
+
+    #[cold]
+    fn with_displayed(self, requests_per_unit: u64) -> Self {
+        let limit = match requests_per_unit {
+            OwnTerms::UNLIMITED => None,
+            requests_per_unit => self.limit.map(|limit| CurrentLimit { requests_per_unit, ..limit }),
+        };
+        Self { limit, ..self }
     }
 
     /// Whether a refusal refuses the request only if all other descriptors in quota mode are refused too.
@@ -223,12 +241,14 @@ impl<'s> Answer<'s> {
         modes: Modes,
         applied: &[AppliedLimit<'s>],
         set: &CheckSet<'_>,
-        decisions: &[Decision],
+        decisions: &Decisions,
     ) -> Self {
         let refused = refuses(modes, applied, set.deciding(), decisions);
         let mut answer = Self::new(modes, refused, applied.iter().map(Status::from_applied).collect());
-        for (index, decision) in set.deciding().iter().zip(decisions) {
+        for (check, (index, decision)) in set.deciding().iter().zip(&**decisions).enumerate() {
             answer.decide(*index, decision, refused);
+            let status = &mut answer.statuses[*index];
+            *status = status.with_own(decisions.own(check));
         }
         if set.deciding().len() > 1 {
             for index in set.with_shared_counters() {

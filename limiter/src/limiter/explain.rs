@@ -9,8 +9,8 @@ use tollgate_counter::{
 use tollgate_remote::{Remote, RemoteExtent};
 use tollgate_rules::{Allowance, LevelTrace, Rule};
 use tollgate_store::{
-    Check, Checks, CounterOperation, CounterState, Decisions, DryRun, OnRefusal, OperationOutcome, Refusal,
-    Replacement,
+    Check, Checks, CounterOperation, CounterState, Decisions, DryRun, OnRefusal, OperationOutcome, OwnTerms,
+    Refusal, Replacement,
 };
 
 use crate::limiter::{
@@ -132,7 +132,8 @@ impl ActiveView<'_> {
             let Check { key, limit, .. } = set.checks[index];
             let before = dry_run.before[index].clone();
             let decision = dry_run.decisions[index];
-            CheckExplanation { key, limit: limit.clone(), before, decision }
+            let limit = before.own_terms().map_or(limit, |own| &own.limit).clone();
+            CheckExplanation { key, limit, before, decision }
         };
         for (check, index) in set.deciding().iter().enumerate() {
             parts[*index].check = Some(checked(check));
@@ -222,19 +223,26 @@ fn unreachable(remote: &Remote) -> NoCounter {
 }
 
 /// Predicts the decisions of a check set from peeks at the counters.
-fn predict(
-    checks: &[Check<'_>],
-    before: &[CounterState],
+fn predict<'c>(
+    checks: &[Check<'c>],
+    before: &'c [CounterState],
     refused: impl FnOnce(&[Decision]) -> bool,
 ) -> Decisions {
     let mut each: SmallVec<[Decision; 2]> = SmallVec::new();
+    let by_own = |(check, before): (&Check<'c>, &'c CounterState)| {
+        let limit = before.own_terms().map_or(check.limit, |own| &own.limit);
+        Check { limit, ..*check }
+    };
+    let checks: Checks<'c> = checks.iter().zip(before).map(by_own).collect();
     for (index, check) in checks.iter().enumerate() {
         let mut peek = before[index].peek;
         // Two checks of one counter charge it twice.
         if let Some(earlier) = checks[..index].iter().rposition(|earlier| earlier.key == check.key) {
             peek.remaining = each[earlier].remaining;
         }
-        each.push(predict_one(check, &peek));
+        let decision = predict_one(check, &peek);
+        let is_unlimited = before[index].own_terms().is_some_and(OwnTerms::is_unlimited);
+        each.push(if is_unlimited { peek } else { decision });
     }
     let is_refused = checks.len() > 1 && refused(&each);
     let charged = checks.iter().zip(&mut each).zip(before).map(|((check, decision), before)| {
@@ -248,7 +256,8 @@ fn predict(
         check.limit.charged(check.operation, passes)
     });
     let charged = charged.collect();
-    Decisions::new(each, charged)
+    let own = before.iter().map(|before| before.own_terms().map(|own| own.requests_per_unit));
+    Decisions::new(each, charged).with_own(own)
 }
 
 fn predict_one(check: &Check<'_>, peek: &Decision) -> Decision {

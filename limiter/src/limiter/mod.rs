@@ -241,8 +241,8 @@ impl ActiveView<'_> {
             let set = CheckSet::single(check);
             return Ok(Some(AnswerOrPlan::Plan(self.plan(request, slice::from_ref(&applied), &set, None))));
         };
-        let SingleDecision { decision, charged } = decided;
-        let status = Status::from_applied(&applied);
+        let SingleDecision { decision, charged, own } = decided;
+        let status = Status::from_applied(&applied).with_own(own);
         let answer = SingleAnswer::from_decision(self.limiter.modes, applied.role(), status, &decision);
         let checked = CheckOutcome { check: &check, decision: &decision, charged };
         let metrics = &self.limiter.metrics;

@@ -122,11 +122,11 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
         // No other check refuses the call.
         let check = Check { key, limit, operation, on_refusal: OnRefusal::Keep };
         let decided = memory.apply_single(&check, self.limiter.read_clock().now);
-        let SingleDecision { decision, charged } = decided.map_err(|_| LimiterError::Remote)?;
+        let SingleDecision { decision, charged, own } = decided.map_err(|_| LimiterError::Remote)?;
         let answer = SingleAnswer::from_decision(
             *modes,
             role_of(matched.rule),
-            Status::for_rule(matched.rule),
+            Status::for_rule(matched.rule).with_own(own),
             &decision,
         );
         metrics.count_shadow_pass(answer.passes_in_shadow);

@@ -130,6 +130,7 @@ impl ActiveView<'_> {
     fn refund_here(&self, operations: CounterChecks) -> Result<Decisions, HoldError> {
         let mut decisions = SmallVec::new();
         let mut charged = SmallVec::new();
+        let mut own = Vec::new();
         for CounterCheck { key, limit, operation, .. } in operations {
             let outcome = self.limiter.memory.operate(key, &limit, &operation, self.now());
             let outcome = outcome.map_err(|_| HoldError::Limiter(LimiterError::Remote))?;
@@ -139,8 +140,9 @@ impl ActiveView<'_> {
             }
             decisions.push(outcome.decision);
             charged.push(0);
+            own.push(outcome.own);
         }
-        Ok(Decisions::new(decisions, charged))
+        Ok(Decisions::new(decisions, charged).with_own(own.into_iter()))
     }
 
     /// The id of a call in its caller's share, which has room for it; `None` if this process keeps no counters.

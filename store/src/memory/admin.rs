@@ -126,6 +126,11 @@ impl CounterState {
     /// The state of a counter elsewhere from the outcome of a peek at `now`.
     pub fn from_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
         let peek = outcome.decision;
+        let own = match &outcome.hold {
+            HoldOutcome::Shown(shown) => shown.own_limit.as_ref().and_then(|own| own.terms.as_ref()),
+            _ => None,
+        };
+        let limit = own.map_or(limit, |own| &own.limit);
         let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
         let idle_at = is_used.then(|| now.after(peek.reset_after));
         match &outcome.hold {
@@ -140,6 +145,11 @@ impl CounterState {
             | HoldOutcome::Ended
             | HoldOutcome::OwnLimit(_) => Self::from_peek(idle_at, peek),
         }
+    }
+
+    /// The limit of its own that decides.
+    pub fn own_terms(&self) -> Option<&OwnTerms> {
+        self.own_limit.as_ref()?.terms.as_ref()
     }
 
     pub(super) fn new(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {

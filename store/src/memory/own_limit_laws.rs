@@ -9,7 +9,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, CounterOperation, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
+    Check, CounterOperation, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
     OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, OwnTerms, UnknownId,
     memory::tests::{BYTES, NOW, key},
 };

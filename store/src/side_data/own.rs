@@ -83,11 +83,17 @@ impl OwnTerms {
     /// Displayed for a limit that refuses nothing.
     pub const UNLIMITED: u64 = u64::MAX;
 
+    /// Whether it refuses nothing.
+    pub fn is_unlimited(&self) -> bool {
+        self.requests_per_unit == Self::UNLIMITED
+    }
+
     /// The decision of its limit, which refuses nothing if it is unlimited.
     pub(crate) fn allowed(&self, decision: Decision) -> Decision {
-        match self.requests_per_unit {
-            Self::UNLIMITED => Decision { verdict: Verdict::Pass, remaining: u64::MAX, ..decision },
-            _ => decision,
+        if self.is_unlimited() {
+            Decision { verdict: Verdict::Pass, remaining: u64::MAX, ..decision }
+        } else {
+            decision
         }
     }
 }

@@ -14,7 +14,8 @@ use tollgate_counter::{
 };
 use tollgate_store::{
     Check, Checks, CounterOperation, Epoch, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, Memory,
-    OnExpiry, OnFull, OnRefusal, OperationOutcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
+    OnExpiry, OnFull, OnRefusal, OperationOutcome, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal,
+    OwnLimitState, OwnTerms, SettleOutcome, Settled, Slot, SlotData, UnknownId,
     divider::{
         Assignment, Assignments, DividerReport, Dividers, SlotDivisions, SubscriberId, SubscriberReport,
         SubscriberUsage,
@@ -253,7 +254,41 @@ fn hold_outcome() -> impl Strategy<Value = HoldOutcome> {
         Just(HoldOutcome::Exhausted),
         Just(HoldOutcome::Ended),
         settled().prop_map(Box::new).prop_map(HoldOutcome::Settled),
+        own_limit_outcome().prop_map(Box::new).prop_map(HoldOutcome::OwnLimit),
     ]
+}
+
+prop_compose! {
+    fn own_terms()(limit in any_limit(), requests_per_unit in number()) -> OwnTerms {
+        OwnTerms { limit, requests_per_unit }
+    }
+}
+
+prop_compose! {
+    fn own_limit_change()(
+        terms in prop::option::of(own_terms()),
+        expires_after in prop::option::of(time()),
+        record in prop::collection::vec(any::<u8>(), 0..20),
+        replaces in prop::option::of(number()),
+    ) -> OwnLimitChange {
+        OwnLimitChange { terms, expires_after, record: record.into(), replaces }
+    }
+}
+
+prop_compose! {
+    fn own_limit_outcome()(
+        refusal in prop::option::of(prop::sample::select(vec![
+            OwnLimitRefusal::OtherVersion,
+            OwnLimitRefusal::NoMemory,
+        ])),
+        state in prop::option::of((own_limit_change(), number())),
+    ) -> OwnLimitOutcome {
+        let state = state.map(|(change, version)| {
+            let OwnLimitChange { terms, expires_after, record, replaces: _ } = change;
+            OwnLimitState { terms, version, expires_after, record }
+        });
+        OwnLimitOutcome { refusal, state }
+    }
 }
 
 fn operation() -> BoxedStrategy<RemoteOperation> {
@@ -284,6 +319,7 @@ fn counter_operation() -> BoxedStrategy<CounterOperation> {
             unknown
         }),
         (hold_id(), number()).prop_map(|(id, attempt)| CounterOperation::Withdraw { id, attempt }),
+        own_limit_change().prop_map(Box::new).prop_map(CounterOperation::SetOwnLimit),
     ]
     .boxed()
 }
@@ -318,10 +354,11 @@ prop_compose! {
         receipt in prop::option::of(receipt()),
         charged in number(),
         hold in hold_outcome(),
+        own in prop::option::of(number()),
         lease in prop::option::of(lease_reply().prop_map(Box::new)),
     ) -> CheckReply {
         let decision = Decision { verdict, remaining, reset_after, receipt };
-        CheckReply::Decided { outcome: OperationOutcome { decision, charged, hold }, lease }
+        CheckReply::Decided { outcome: OperationOutcome { decision, charged, hold, own }, lease }
     }
 }
 

@@ -227,12 +227,12 @@ fn encoding_of_operations_is_stable() {
 
 #[test]
 fn encoding_of_replies_is_stable() {
-    pinned(reply(&classic()), "200d820200000927ebf9fba103010080a08aa1d7f1d6eb18010100010001020003");
+    pinned(reply(&classic()), "210d820200000927ebf9fba103010080a08aa1d7f1d6eb1801010000010001020003");
     pinned(
         reply(&bucket()),
-        "290d8202000013008084af5f0103959abbdac2f0d6eb1801959eeab9c3f0d6eb18000100010001020003",
+        "2a0d8202000013008084af5f0103959abbdac2f0d6eb1801959eeab9c3f0d6eb1800010000010001020003",
     );
-    pinned(refusal(), "140d0100020100ac020000ac02000000010100ac02");
+    pinned(refusal(), "150d0100020100ac020000ac0200000000010100ac02");
     pinned(Message::Reply { ticket: 1, reply: CheckReply::Unreachable }, "030d0101");
     let settled = Box::new(Settled {
         outcome: SettleOutcome::Released,
@@ -245,9 +245,9 @@ fn encoding_of_replies_is_stable() {
         let outcome = OperationOutcome { hold, ..OperationOutcome::exhausted() };
         Message::Reply { ticket: 1, reply: CheckReply::Decided { outcome, lease: None } }
     };
-    pinned(replied(HoldOutcome::Settled(settled)), "120d010000000000000002020501ac02000300");
-    pinned(replied(HoldOutcome::Exhausted), "0b0d01000000000000000100");
-    pinned(replied(HoldOutcome::Ended), "0b0d01000000000000000400");
+    pinned(replied(HoldOutcome::Settled(settled)), "130d010000000000000002020501ac0200030000");
+    pinned(replied(HoldOutcome::Exhausted), "0c0d0100000000000000010000");
+    pinned(replied(HoldOutcome::Ended), "0c0d0100000000000000040000");
 }
 
 #[test]
