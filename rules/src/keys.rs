@@ -224,6 +224,12 @@ pub const KEYS: &[RuleKey] = &[
     ),
     limit("denial_body", Takes::DenialBody, AppliesTo::Limited, "The body of refusals by this limit."),
     limit(
+        "own",
+        Takes::Mapping(KeySection::Own),
+        AppliesTo::Limited,
+        "The numbers that a key may have in place of those of the rule, each up to its `max`.",
+    ),
+    limit(
         "candidate",
         Takes::Candidate,
         AppliesTo::Any,
@@ -237,6 +243,43 @@ pub const KEYS: &[RuleKey] = &[
         "The name of a time zone in the IANA database, as in `Europe/Berlin`.",
     ),
     key("week_start", KeySection::Calendar, Takes::Weekday, "The day on which a week begins."),
+    key(
+        "requests_per_unit",
+        KeySection::Own,
+        Takes::Mapping(KeySection::OwnBound),
+        "Whether a key may have its own `requests_per_unit`.",
+    ),
+    key(
+        "burst",
+        KeySection::Own,
+        Takes::Mapping(KeySection::OwnBound),
+        "Whether a key may have its own `burst`.",
+    ),
+    key(
+        "refill_amount",
+        KeySection::Own,
+        Takes::Mapping(KeySection::OwnBound),
+        "Whether a key may have its own `refill_amount`.",
+    ),
+    key(
+        "max_in_flight",
+        KeySection::Own,
+        Takes::Mapping(KeySection::OwnBound),
+        "Whether a key may have its own `max_in_flight`.",
+    ),
+    key(
+        "overdraft_limit",
+        KeySection::Own,
+        Takes::Mapping(KeySection::OwnBound),
+        "Whether a key may have its own `overdraft_limit`.",
+    ),
+    key(
+        "unlimited",
+        KeySection::Own,
+        Takes::Boolean,
+        "Whether a key may be without a limit. Its hits are counted.",
+    ),
+    key("max", KeySection::OwnBound, Takes::Integer, "The largest number that a key may have."),
     key("key", KeySection::Quota, Takes::Required, "The key of a pair of a bucket."),
     key("value", KeySection::Quota, Takes::Required, "The value of the pair."),
     key(
@@ -384,8 +427,9 @@ pub(crate) fn find_misspelt(name: &str, section: KeySection) -> Option<&'static 
 pub(crate) fn misplaced_key(name: &str, section: KeySection) -> String {
     let quoted = quote(name);
     let known = || KEYS.iter().filter(|key| section.is_of_overlay() || !key.section.is_of_overlay());
-    let sections: Vec<_> =
-        known().filter(|key| key.name == name).map(|key| key.section.described()).collect();
+    // The numbers of `own` are those of `rate_limit`.
+    let is_place = |key: &&RuleKey| key.name == name && key.section != KeySection::Own;
+    let sections: Vec<_> = known().filter(is_place).map(|key| key.section.described()).collect();
     if !sections.is_empty() {
         return format!(
             "{quoted} does not belong {}; it belongs {}",
@@ -446,8 +490,8 @@ pub const EXCLUSIVE: &[(&[&str], &[&str])] = &[
 ];
 
 /// Keys of `rate_limit`, `penalty` and items of `quotas` whose integer is at least 1, whatever the other keys are.
-pub(crate) const AT_LEAST_ONE: [&str; 7] =
-    ["unit_multiplier", "refill_amount", "max_in_flight", "after", "factor", "weight", "floor"];
+pub(crate) const AT_LEAST_ONE: [&str; 8] =
+    ["unit_multiplier", "refill_amount", "max_in_flight", "after", "factor", "weight", "floor", "max"];
 
 /// Keys without which a `penalty` is refused.
 pub(crate) const REQUIRED_IN_PENALTY: [&str; 2] = ["after", "first"];
@@ -456,7 +500,7 @@ pub(crate) const REQUIRED_IN_PENALTY: [&str; 2] = ["after", "first"];
 pub(crate) const REQUIRED: [(AlgorithmName, &str); 1] = [(AlgorithmName::Concurrency, "max_in_flight")];
 
 /// Keys of `rate_limit` that a `candidate` cannot have.
-pub const NOT_IN_CANDIDATE: [&str; 10] = [
+pub const NOT_IN_CANDIDATE: [&str; 11] = [
     "name",
     "replaces",
     "unlimited",
@@ -466,6 +510,7 @@ pub const NOT_IN_CANDIDATE: [&str; 10] = [
     "quota_unit",
     "quotas",
     "denial_body",
+    "own",
     "candidate",
 ];
 

@@ -9,7 +9,7 @@ use tollgate_counter::{
     named,
 };
 
-use crate::{DenialBody, GroupedKey, Location, Quota, RuleStats, StatsHandle, Unit};
+use crate::{DenialBody, GroupedKey, Location, OwnBounds, Quota, RuleStats, StatsHandle, Unit};
 
 /// The rule of a descriptor: limit and options.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,6 +59,8 @@ pub struct RuleOptions {
     pub quota_unit: Option<String>,
     /// How its limit is divided over the buckets of the rate limit quota service.
     pub quotas: Vec<Quota>,
+    /// What keys of the rule may have of their own; `None` if nothing.
+    pub own: Option<Arc<OwnBounds>>,
     /// The location in the overlay of what was added to the rule.
     pub overlay: Option<Location>,
 }
@@ -72,6 +74,7 @@ impl RuleOptions {
         metadata: None,
         quota_unit: None,
         quotas: Vec::new(),
+        own: None,
         overlay: None,
     };
 

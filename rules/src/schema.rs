@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The sections of rule files that others refer to, with their names in the schema.
-const DEFINITIONS: [(KeySection, &str); 8] = [
+const DEFINITIONS: [(KeySection, &str); 10] = [
     (KeySection::Descriptor, "descriptor"),
     (KeySection::RateLimit, "rate_limit"),
     (KeySection::Replaced, "replaced"),
@@ -27,6 +27,8 @@ const DEFINITIONS: [(KeySection, &str); 8] = [
     (KeySection::Group, "group"),
     (KeySection::Penalty, "penalty"),
     (KeySection::Quota, "quota"),
+    (KeySection::Own, "own"),
+    (KeySection::OwnBound, "own_bound"),
     (KeySection::DenialBody, "denial_body"),
 ];
 
@@ -75,7 +77,10 @@ fn section(section: KeySection) -> Json {
 fn property(key: &RuleKey) -> Json {
     let mut property = value(key.takes);
     property["description"] = key.help.into();
-    let has_numbers = matches!(key.section, KeySection::RateLimit | KeySection::Penalty | KeySection::Quota);
+    let has_numbers = matches!(
+        key.section,
+        KeySection::RateLimit | KeySection::Penalty | KeySection::Quota | KeySection::OwnBound
+    );
     if has_numbers && AT_LEAST_ONE.contains(&key.name) {
         property["minimum"] = 1.into();
     }

@@ -29,8 +29,23 @@ pub enum Method {
 pub enum SingleMethod {
     /// A method for reservations.
     Hold(HoldVerb),
-    /// `Reset`
+    /// A method for operators.
+    Operator(OperatorVerb),
+}
+
+/// What an operator does with counters. Each call needs the admin token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OperatorVerb {
+    /// The call replaces counters by unused ones.
     Reset,
+    /// The call sets limits of keys of their own.
+    SetLimits,
+    /// The call reads limits of their own.
+    GetLimits,
+    /// The call removes limits of their own.
+    ClearLimits,
+    /// The call lists limits of their own.
+    ListLimits,
 }
 
 /// What a call of `tollgate.v1` does with the hits of its requests.
@@ -170,7 +185,11 @@ methods! {
     Single(SingleMethod::Hold(HoldVerb::Reserve)) "/tollgate.v1.RateLimiter/Reserve" "/v1/reserve";
     Single(SingleMethod::Hold(HoldVerb::Settle)) "/tollgate.v1.RateLimiter/Settle" "/v1/settle";
     Single(SingleMethod::Hold(HoldVerb::Cancel)) "/tollgate.v1.RateLimiter/Cancel" "/v1/cancel";
-    Single(SingleMethod::Reset) "/tollgate.v1.RateLimiter/Reset" "/v1/reset";
+    Single(SingleMethod::Operator(OperatorVerb::Reset)) "/tollgate.v1.RateLimiter/Reset" "/v1/reset";
+    Single(SingleMethod::Operator(OperatorVerb::SetLimits)) "/tollgate.v1.RateLimiter/SetLimits" "/v1/limits/set";
+    Single(SingleMethod::Operator(OperatorVerb::GetLimits)) "/tollgate.v1.RateLimiter/GetLimits" "/v1/limits/get";
+    Single(SingleMethod::Operator(OperatorVerb::ClearLimits)) "/tollgate.v1.RateLimiter/ClearLimits" "/v1/limits/clear";
+    Single(SingleMethod::Operator(OperatorVerb::ListLimits)) "/tollgate.v1.RateLimiter/ListLimits" "/v1/limits/list";
 }
 
 impl Method {

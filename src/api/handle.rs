@@ -12,7 +12,7 @@ use tollgate_limiter::limiter::ActiveView;
 
 use crate::api::{
     Api, Error,
-    call::{ApiKind, Call, CallReply, Handled, Method, ResetPrecision, SingleMethod},
+    call::{ApiKind, Call, CallReply, Handled, Method, OperatorVerb, ResetPrecision, SingleMethod},
     metrics::Uncounted,
     rls::PlannedRequest,
     span::CallSpan,
@@ -36,7 +36,7 @@ enum WaitingRequest {
     Check(PlannedCheck),
     Hold(PlannedHold),
     // The message, and the metadata that may have a token.
-    Reset(Vec<u8>, Option<Box<HeaderMap>>),
+    Operator(OperatorVerb, Vec<u8>, Option<Box<HeaderMap>>),
 }
 
 /// Calls that are read together and decided by the same rules at the same instant.
@@ -92,8 +92,8 @@ impl WaitingCall {
                 Box::pin(planned.reply(api, caller)).await.map(CallReply::from_frame)
             }
             WaitingRequest::Hold(planned) => Box::pin(planned.reply(api, caller)).await,
-            WaitingRequest::Reset(message, metadata) => {
-                Box::pin(api.reset(&message, metadata.as_deref())).await
+            WaitingRequest::Operator(verb, message, metadata) => {
+                Box::pin(api.operate(verb, &message, metadata.as_deref())).await
             }
         };
         api.metrics.answered(kind, api.limiter.since(&begun));
@@ -136,9 +136,9 @@ impl Api {
             Method::Single(SingleMethod::Hold(verb)) => {
                 Ok(self.hold(verb, call, view, caller)?.map(|reply| reply, WaitingRequest::Hold))
             }
-            Method::Single(SingleMethod::Reset) => {
+            Method::Single(SingleMethod::Operator(verb)) => {
                 let metadata = call.metadata.cloned().map(Box::new);
-                Ok(Handled::Waiting(WaitingRequest::Reset(call.message.to_vec(), metadata)))
+                Ok(Handled::Waiting(WaitingRequest::Operator(verb, call.message.to_vec(), metadata)))
             }
         }
     }

@@ -11,7 +11,7 @@ use tollgate_telemetry::metrics::metrics;
 
 use crate::api::{
     ApiKind, Error,
-    error::{AccessError, ResetError},
+    error::{AccessError, OperatorError},
     failed_calls::FailedCalls,
     forward_auth::BadHeader,
 };
@@ -182,15 +182,18 @@ impl ApiMetrics {
                 // The store counts it.
                 HoldError::Exhausted => {}
             },
-            Error::Reset(ResetError::Access(AccessError::Refused | AccessError::Busy)) => {
+            Error::Operator(OperatorError::Access(AccessError::Refused | AccessError::Busy)) => {
                 self.wrong_token.increase();
             }
             // Other resets are not requests for a decision.
-            Error::Reset(
-                ResetError::Access(AccessError::NoToken | AccessError::Unusable)
-                | ResetError::LimitOrHits(_)
-                | ResetError::NotEscaped(_)
-                | ResetError::NoCounter { .. },
+            Error::Operator(
+                OperatorError::Access(AccessError::NoToken | AccessError::Unusable)
+                | OperatorError::LimitOrHits(_)
+                | OperatorError::NotEscaped(_)
+                | OperatorError::OwnLimits(_)
+                | OperatorError::NotListed
+                | OperatorError::PageToken
+                | OperatorError::NoCounter { .. },
             ) => {}
         }
     }

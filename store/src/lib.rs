@@ -37,9 +37,10 @@ pub use reservation::{
     HoldTerms, HoldTtlOutOfBounds, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,
 };
 pub use side_data::{
-    OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, OwnLimitState, OwnTerms,
+    OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState,
 };
 pub use slot::{SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};
 pub use slot_data::{Consumption, SlotChanges, SlotData, SlotDecodeError};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};
+pub use tollgate_counter::algorithm::OwnTerms;

@@ -5,7 +5,7 @@
 //! Each function names every kind, so that the compiler finds what a new kind still needs.
 
 use tollgate_counter::{
-    algorithm::{Granted, Limit},
+    algorithm::{Granted, Limit, OwnTerms},
     packed_counter::PackedCounter,
     time::Timestamp,
 };
@@ -18,7 +18,9 @@ mod pending;
 
 pub(crate) use codec::{SIDE_DATA_MIN, put_tagged, tagged};
 pub(crate) use own::OwnLimit;
-pub use own::{OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, OwnLimitState, OwnTerms};
+pub use own::{
+    OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState,
+};
 pub(crate) use pending::CounterUsage;
 
 /// The side data of one counter.

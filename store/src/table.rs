@@ -10,7 +10,7 @@ use tollgate_counter::{
 use crate::{
     holds::{CounterCopy, Holds},
     key_hasher::ByKey,
-    side_data::{CounterGrant, SideData, SideDataSize},
+    side_data::{CounterGrant, OwnLimit, SideData, SideDataSize},
 };
 
 mod eviction;
@@ -88,6 +88,13 @@ impl SlotTable {
     /// What is granted of the counter of `key`, for changes that keep its size, if anything is.
     pub(super) fn grant_mut(&mut self, key: Key) -> Option<&mut CounterGrant> {
         self.side_data.as_mut()?.get_mut(&key)?.grant.as_deref_mut()
+    }
+
+    /// The side data of the first key after `after` that has a limit of its own.
+    pub(super) fn next_own_limit(&self, after: Option<Key>) -> Option<(Key, &OwnLimit)> {
+        let each = self.side_data.iter().flat_map(|each| each.iter());
+        let own = each.filter_map(|(key, side_data)| Some((*key, side_data.own.as_deref()?)));
+        own.filter(|(key, _)| after.is_none_or(|after| after < *key)).min_by_key(|(key, _)| *key)
     }
 
     /// The keys with side data.

@@ -9,8 +9,9 @@ use tollgate_counter::{
 use tollgate_remote::{Remote, RemoteExtent};
 use tollgate_rules::{Allowance, LevelTrace, Rule};
 use tollgate_store::{
-    Check, Checks, CounterOperation, CounterState, Decisions, DryRun, OnRefusal, OperationOutcome, OwnTerms,
-    Refusal, Replacement,
+    Check, Checks, CounterOperation, CounterState, Decisions, DryRun, HoldOutcome, OnRefusal,
+    OperationOutcome, OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitState, OwnTerms, Refusal,
+    Replacement,
 };
 
 use crate::limiter::{
@@ -181,6 +182,38 @@ impl ActiveView<'_> {
             remote.operate(*key, limit, operations).await.ok_or_else(|| unreachable(remote))?;
         let state = |outcome| CounterState::from_outcome(limit, outcome, *now);
         Ok(Replacement { before: state(&before), after: state(&after) })
+    }
+
+    /// Sets or removes the limit of its own of a counter, on this replica or another.
+    pub async fn set_own_limit(
+        &self,
+        counter_ref: &CounterRef<'_>,
+        change: OwnLimitChange,
+    ) -> Result<OwnLimitOutcome, NoCounter> {
+        let CounterRef { key, limit, now, .. } = counter_ref;
+        let operation = CounterOperation::SetOwnLimit(Box::new(change));
+        let outcome = match &self.limiter.remote {
+            // Without a cluster this memory owns all slots, and nothing is leased.
+            None => self.limiter.memory.operate(*key, limit, &operation, *now).ok(),
+            Some(remote) => remote.operate(*key, limit, [operation]).await.map(|[outcome]| outcome),
+        };
+        match outcome.map(|outcome| outcome.hold) {
+            Some(HoldOutcome::OwnLimit(outcome)) => Ok(*outcome),
+            Some(_) | None => Err(self.limiter.remote.as_ref().map_or(NoCounter::Unreachable, unreachable)),
+        }
+    }
+
+    /// The next limit of its own after this position, of a counter in the memory of this process.
+    pub fn next_own_limit(
+        &self,
+        after: Option<OwnLimitPosition>,
+    ) -> Option<(OwnLimitPosition, OwnLimitState)> {
+        self.limiter.memory.admin().next_own_limit(after, self.now())
+    }
+
+    /// Whether this process keeps no counters.
+    pub fn has_no_counters(&self) -> bool {
+        self.limiter.has_no_counters()
     }
 
     async fn dry_run(&self, checks: &Checks<'_>, refusal: Refusal) -> Result<DryRun, LimiterError> {

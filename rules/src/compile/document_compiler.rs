@@ -6,7 +6,7 @@ use rustc_hash::FxHashSet;
 use tollgate_counter::{algorithm::Limit, printable::escaped};
 
 use crate::{
-    Allowance, DESCRIPTORS_MAX, GroupedKey, Problems, Rule, RuleOptions, Trial,
+    Allowance, DESCRIPTORS_MAX, GroupedKey, OwnBounds, Problems, Rule, RuleOptions, Trial,
     diagnostics::{Diagnostics, Location, RuleOrigin},
     file::{DescriptorDraft, RateLimitDraft},
     limit::{self, RuleTerms},
@@ -240,7 +240,7 @@ impl DocumentCompiler<'_> {
                 (limit, terms, None)
             }
         };
-        let DescriptorTerms { rule: terms, candidate } = terms?;
+        let DescriptorTerms { rule: terms, candidate, own } = terms?;
         // Otherwise they are in another file.
         if let (Allowance::Limited(limited), None) = (&terms.allowance, &overlay) {
             quotas::check_floors(&limit.quotas, limited, &mut self.warnings);
@@ -256,6 +256,7 @@ impl DocumentCompiler<'_> {
             groups: here.groups.iter().cloned().chain(draft.grouped_key()).collect(),
             metadata: draft.metadata.take().map(|metadata| metadata.value),
             quotas: limit.quotas.into_iter().map(|quota| quota.value).collect(),
+            own: own.map(Arc::new),
             overlay,
         };
         self.rules.push(Rule {
@@ -325,6 +326,7 @@ fn group_misfit(draft: &DescriptorDraft<'_>) -> Option<&'static str> {
 struct DescriptorTerms {
     rule: RuleTerms,
     candidate: Option<Limit>,
+    own: Option<OwnBounds>,
 }
 
 impl DescriptorTerms {
@@ -340,6 +342,10 @@ impl DescriptorTerms {
         let candidate = candidate?;
         let fits =
             candidate.as_ref().is_none_or(|tried| limit::candidate_fits(draft, &rule, tried, diagnostics));
-        fits.then_some(Self { rule, candidate })
+        let own = match &rule.allowance {
+            Allowance::Limited(limit) => OwnBounds::new(draft, limit, diagnostics),
+            Allowance::Unlimited => None,
+        };
+        fits.then_some(Self { rule, candidate, own })
     }
 }

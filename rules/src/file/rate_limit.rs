@@ -8,6 +8,7 @@ use crate::{
     denial_body::denial_body,
     diagnostics::Diagnostics,
     keys::{self, KeySection, RuleKey, Takes},
+    own::OwnDraft,
     quotas,
     reader::{Located, MappingFields},
     yaml::{Mark, YamlNode, YamlPair, YamlValue},
@@ -25,6 +26,7 @@ pub(crate) struct RateLimitDraft {
     pub(crate) algorithm: Option<Located<AlgorithmName>>,
     pub(crate) calendar: Option<CalendarDraft>,
     pub(crate) penalty: Option<PenaltyDraft>,
+    pub(crate) own: Option<OwnDraft>,
     pub(crate) on_owner_unavailable: Option<Located<OnOwnerUnavailable>>,
     pub(crate) quotas: Vec<Located<Quota>>,
     pub(crate) denial_body: Option<Located<DenialBody>>,
@@ -135,7 +137,8 @@ impl RateLimitDraft {
         }
     }
 
-    fn set(&mut self, name: &str, number: u64) {
+    /// Sets the number of a key that takes an integer.
+    pub(crate) fn set(&mut self, name: &str, number: u64) {
         let mark = self.given(name).unwrap_or(self.mark);
         let value = Some(PlainValue::Integer(Located { value: number, mark }));
         self.given.retain(|given| given.key.name != name);
@@ -168,6 +171,7 @@ impl RateLimitDraft {
             algorithm: fields.choice("algorithm", &AlgorithmName::NAMED, str::eq, diagnostics),
             calendar: fields.pair("calendar").and_then(|pair| CalendarDraft::read(&pair.value, diagnostics)),
             penalty: fields.pair("penalty").and_then(|pair| PenaltyDraft::read(&pair.value, diagnostics)),
+            own: fields.pair("own").and_then(|pair| OwnDraft::read(&pair.value, diagnostics)),
             on_owner_unavailable: fields.choice(
                 "on_owner_unavailable",
                 &OnOwnerUnavailable::NAMED,

@@ -36,6 +36,10 @@ pub enum KeySection {
     Penalty,
     /// An item of `quotas`.
     Quota,
+    /// The value of `own`.
+    Own,
+    /// A number in it.
+    OwnBound,
     /// The value of `denial_body`.
     DenialBody,
     /// The document of an overlay file.
@@ -58,6 +62,8 @@ impl KeySection {
             Self::Group => "in `group`",
             Self::Penalty => "in `penalty`",
             Self::Quota => "in an item of `quotas`",
+            Self::Own => "in `own`",
+            Self::OwnBound => "in a number of `own`",
             Self::DenialBody => "in `denial_body`",
             Self::Overlay => "at the root of the overlay",
             Self::OverlayDomain => "in an item of `overlay`",
@@ -77,6 +83,8 @@ impl KeySection {
             | Self::Group
             | Self::Penalty
             | Self::Quota
+            | Self::Own
+            | Self::OwnBound
             | Self::DenialBody => false,
         }
     }

@@ -6,14 +6,14 @@ use tollgate_wire::proto::google::rpc;
 use tonic::Code;
 
 mod call;
+mod operator;
 mod reason;
-mod reset;
 
 pub use call::{CallError, RequestFault, RlsDecodeError};
+pub use operator::{AccessError, OWN_LIMITS_MAX, OperatorError};
 pub(in crate::api) use reason::details;
-pub use reset::{AccessError, ResetError};
 
-use reason::Reason;
+pub(in crate::api) use reason::Reason;
 
 /// Why a request is not decided.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -36,9 +36,9 @@ pub enum Error {
     /// A reservation is not made or ended.
     #[error(transparent)]
     Hold(HoldError),
-    /// Counters are not reset.
+    /// A call of an operator is refused.
     #[error(transparent)]
-    Reset(#[from] ResetError),
+    Operator(#[from] OperatorError),
 }
 
 impl Error {
@@ -91,7 +91,7 @@ impl Reason for Error {
             Self::Call(error) => error.reason(),
             Self::Fault(error) => error.reason(),
             Self::Hold(error) => error.reason(),
-            Self::Reset(error) => error.reason(),
+            Self::Operator(error) => error.reason(),
         }
     }
 }

@@ -73,7 +73,7 @@ pub fn rls(bytes: &[u8]) {
             error @ (Error::Call(_)
             | Error::Fault(_)
             | Error::Hold(_)
-            | Error::Reset(_)
+            | Error::Operator(_)
             | Error::Request(RequestError::SeveralDomains)),
         ) => unreachable!("of another API: {error}"),
         Err(Error::Request(RequestError::Unit { descriptor, number })) => {

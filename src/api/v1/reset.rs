@@ -13,20 +13,32 @@ use tracing::info;
 
 use crate::api::{
     Api, Error,
-    call::CallReply,
-    error::{AccessError, ResetError},
+    call::{CallReply, OperatorVerb},
+    error::{AccessError, OperatorError},
     v1::decode::DomainDescriptors,
 };
 
 impl Api {
-    /// Resets counters, if the metadata have the admin token. If a descriptor has no counter, nothing is reset.
-    pub(in crate::api) async fn reset(
+    /// Answers a call of an operator, if the metadata have the admin token.
+    pub(in crate::api) async fn operate(
         &self,
+        verb: OperatorVerb,
         message: &[u8],
         metadata: Option<&HeaderMap>,
     ) -> Result<CallReply, Error> {
-        let access = self.reset_access.as_ref().ok_or(AccessError::NoToken).map_err(ResetError::from)?;
-        access.check(metadata).await.map_err(ResetError::from)?;
+        let access = self.reset_access.as_ref().ok_or(AccessError::NoToken).map_err(OperatorError::from)?;
+        access.check(metadata).await.map_err(OperatorError::from)?;
+        match verb {
+            OperatorVerb::Reset => self.reset(message).await,
+            OperatorVerb::SetLimits => self.set_limits(message).await,
+            OperatorVerb::GetLimits => self.get_limits(message).await,
+            OperatorVerb::ClearLimits => self.clear_limits(message).await,
+            OperatorVerb::ListLimits => self.list_limits(message),
+        }
+    }
+
+    /// Resets counters. If a descriptor has no counter, nothing is reset.
+    async fn reset(&self, message: &[u8]) -> Result<CallReply, Error> {
         // After the token, which may wait for a file.
         let view = self.limiter.view();
         let bounds = self.settings.bounds();
@@ -34,12 +46,12 @@ impl Api {
             DomainDescriptors::decode(message, bounds, |_unknown, _| Ok(()))?;
         if let Some(index) = descriptors.views().position(|view| view.limit.is_some() || view.hits.is_some())
         {
-            return Err(ResetError::LimitOrHits(index).into());
+            return Err(OperatorError::LimitOrHits(index).into());
         }
         let request = descriptors.limiter_request(domain, None, |_| Operation::Peek)?;
-        let no_counter = |descriptor, error| ResetError::NoCounter { descriptor, error };
+        let no_counter = |descriptor, error| OperatorError::NoCounter { descriptor, error };
         let counters = request.descriptors().iter().enumerate().map(|(index, descriptor)| {
-            let parts = unescaped(descriptor.entries).ok_or(ResetError::NotEscaped(index))?;
+            let parts = unescaped(descriptor.entries).ok_or(OperatorError::NotEscaped(index))?;
             let entries: Vec<_> = parts.iter().map(|(key, value)| Entry::new(key, value)).collect();
             view.counter_ref(domain, &entries).map_err(|error| no_counter(index, error))
         });
@@ -71,7 +83,7 @@ type UnescapedEntry<'m> = (Cow<'m, [u8]>, Cow<'m, [u8]>);
 
 /// The keys and values of these entries. Texts are escaped; what is not UTF-8 stands for itself. `None` if a backslash
 /// begins no escape.
-fn unescaped<'m>(entries: &[Entry<'m>]) -> Option<Vec<UnescapedEntry<'m>>> {
+pub(super) fn unescaped<'m>(entries: &[Entry<'m>]) -> Option<Vec<UnescapedEntry<'m>>> {
     let part = |part: &'m [u8]| match str::from_utf8(part) {
         Ok(text) => descriptor::unescaped(text).ok(),
         Err(_) => Some(Cow::Borrowed(part)),

@@ -10,7 +10,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, Decisions, OpenHolds, OwnLimitState, OwnTerms, Subscribers,
+    Check, Checks, Decisions, OpenHolds, OwnLimitPosition, OwnLimitState, OwnTerms, Subscribers,
     held_counter::Room,
     memory::{LockedSlots, Memory},
     operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, decide_set},
@@ -101,6 +101,21 @@ impl Admin<'_> {
             }
         }
         copies
+    }
+
+    /// The next limit of its own after this position, of a slot that this replica owns.
+    pub fn next_own_limit(
+        &self,
+        after: Option<OwnLimitPosition>,
+        now: Timestamp,
+    ) -> Option<(OwnLimitPosition, OwnLimitState)> {
+        let first = after.map_or(0, |after| after.slot.index());
+        self.memory.each_slot().skip(first).find_map(|slot| {
+            let after = after.filter(|after| after.slot == slot).map(|after| after.key);
+            let table = self.memory.tables.lock(slot);
+            let (key, own) = table.next_own_limit(after)?;
+            Some((OwnLimitPosition { slot, key }, own.state(now)))
+        })
     }
 
     /// The state of the counter of `key`, of the kind of `limit`.

@@ -1,13 +1,16 @@
 //! A limit of its own for one key: numbers in place of those of its rule.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{
-    algorithm::{Decision, Limit, Verdict},
+    algorithm::OwnTerms,
+    descriptor::Key,
     packed_counter::{Age, Decoded, put},
     time::Timestamp,
 };
+
+use crate::Slot;
 
 /// How long a removed own limit is retained, so that an older copy does not bring it back.
 const TOMBSTONE: Duration = Duration::from_secs(3_600);
@@ -15,15 +18,6 @@ const TOMBSTONE: Duration = Duration::from_secs(3_600);
 pub const OWN_RECORD_MAX: usize = 16 * 1024;
 /// The largest encoded own limit without its limit and its record, in bytes.
 const FIELDS_BYTES_MAX: usize = 64;
-
-/// What decides in place of the numbers of a rule.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct OwnTerms {
-    /// The limit, of the same kind as that of the rule.
-    pub limit: Limit,
-    /// The limit as displayed, or [`OwnTerms::UNLIMITED`].
-    pub requests_per_unit: u64,
-}
 
 /// A limit of its own that a caller sets or removes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,6 +63,28 @@ pub enum OwnLimitRefusal {
     NoMemory,
 }
 
+/// Where a list of limits of their own continues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnLimitPosition {
+    pub(crate) slot: Slot,
+    pub(crate) key: Key,
+}
+
+impl OwnLimitPosition {
+    /// The position as text.
+    pub fn token(self) -> String {
+        format!("{:04x}{:016x}{:016x}", self.slot.0, self.key.high(), self.key.low())
+    }
+
+    /// Reads what [`OwnLimitPosition::token`] has returned.
+    pub fn from_token(token: &str) -> Option<Self> {
+        let digits = |range: Range<usize>| u64::from_str_radix(token.get(range)?, 16).ok();
+        let slot = Slot(u16::try_from(digits(0..4)?).ok()?);
+        let key = Key::from_halves(digits(4..20)?, digits(20..36)?);
+        (token.len() == 36).then_some(Self { slot, key })
+    }
+}
+
 /// The own limit of a counter, or what is retained of a removed one.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct OwnLimit {
@@ -77,25 +93,6 @@ pub(crate) struct OwnLimit {
     // The instant from which nothing of it is retained.
     ends_at: Option<Timestamp>,
     record: Box<[u8]>,
-}
-
-impl OwnTerms {
-    /// Displayed for a limit that refuses nothing.
-    pub const UNLIMITED: u64 = u64::MAX;
-
-    /// Whether it refuses nothing.
-    pub fn is_unlimited(&self) -> bool {
-        self.requests_per_unit == Self::UNLIMITED
-    }
-
-    /// The decision of its limit, which refuses nothing if it is unlimited.
-    pub(crate) fn allowed(&self, decision: Decision) -> Decision {
-        if self.is_unlimited() {
-            Decision { verdict: Verdict::Pass, remaining: u64::MAX, ..decision }
-        } else {
-            decision
-        }
-    }
 }
 
 impl OwnLimit {

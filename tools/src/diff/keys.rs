@@ -85,7 +85,7 @@ fn rule_values(rule: &Rule) -> Values {
         options: _,
         stats: _,
     } = rule;
-    let RuleOptions { name, candidate, replaces, groups, metadata, quota_unit, quotas, overlay: _ } =
+    let RuleOptions { name, candidate, replaces, groups, metadata, quota_unit, quotas, own, overlay: _ } =
         rule.options();
     let text = |value: Option<String>| value.unwrap_or_else(|| NONE.to_owned());
     let replaced = (!replaces.is_empty()).then(|| replaces.join(", "));
@@ -103,6 +103,7 @@ fn rule_values(rule: &Rule) -> Values {
         ("headers", (!is_hidden).to_string()),
         ("quota_unit", text(quota_unit.clone())),
         ("quotas", text((!quotas.is_empty()).then(|| rule_text::quotas(rule).join(", ")))),
+        ("own", text(own.as_ref().map(|own| own.to_string()))),
         ("detailed_metric", detailed_metric.to_string()),
         ("group", text((!groups.is_empty()).then(|| rule_text::groups(rule).join(", ")))),
         (

@@ -1,24 +1,33 @@
-//! Why counters are not reset.
+//! Why calls of operators are refused.
 
 use tollgate_limiter::limiter::NoCounter;
 use tonic::Code;
 
 use crate::api::error::reason::Reason;
 
-/// Why counters are not reset.
+/// Why a call of an operator is refused. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ResetError {
+pub enum OperatorError {
     /// The caller has not presented the admin token.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// A descriptor with a limit or hits.
-    #[error("descriptors[{0}]: a reset takes neither limits nor hits")]
+    #[error("descriptors[{0}]: this call takes neither limits nor hits")]
     LimitOrHits(usize),
     /// A key or a value in which a backslash begins no escape.
     #[error(
         "descriptors[{0}]: a key or a value is not escaped: a backslash is `\\\\`, a byte that is not UTF-8 is as `\\xE9`"
     )]
     NotEscaped(usize),
+    /// No limit, or too many in one call.
+    #[error("{0} limits in one call, but it takes 1 to {OWN_LIMITS_MAX}")]
+    OwnLimits(usize),
+    /// The limits of their own are in the shared store, which is not searched.
+    #[error("limits of their own are in the shared store and cannot be listed; ask for each with GetLimits")]
+    NotListed,
+    /// A page token that no answer has had.
+    #[error("page_token is not that of an earlier answer")]
+    PageToken,
     /// A descriptor has no counter, or it cannot be reached.
     #[error("descriptors[{descriptor}]: {error}")]
     NoCounter {
@@ -28,6 +37,9 @@ pub enum ResetError {
         error: NoCounter,
     },
 }
+
+/// The most limits that one call sets.
+pub const OWN_LIMITS_MAX: usize = 1_000;
 
 /// Why a caller is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,11 +58,14 @@ pub enum AccessError {
     Unusable,
 }
 
-impl Reason for ResetError {
+impl Reason for OperatorError {
     fn reason(&self) -> (Code, &'static str) {
         match self {
             Self::LimitOrHits(_) => (Code::InvalidArgument, "LIMIT_OR_HITS"),
             Self::NotEscaped(_) => (Code::InvalidArgument, "NOT_ESCAPED"),
+            Self::OwnLimits(_) => (Code::InvalidArgument, "TOO_MANY_LIMITS"),
+            Self::NotListed => (Code::Unimplemented, "NOT_LISTED"),
+            Self::PageToken => (Code::InvalidArgument, "PAGE_TOKEN"),
             Self::Access(error) => error.reason(),
             Self::NoCounter { error, .. } => error.reason(),
         }

@@ -1,0 +1,349 @@
+//! Limits of their own: the numbers that a key may have in place of those of its rule.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use tollgate_counter::algorithm::{Limit, OwnTerms};
+
+use crate::{
+    Allowance, Problems,
+    diagnostics::{Diagnostics, RuleOrigin},
+    file::RateLimitDraft,
+    keys::KeySection,
+    limit,
+    reader::{Located, MappingFields},
+    yaml::{Mark, YamlNode},
+};
+
+/// The number that stands for each number of an unlimited key. Its counter counts, and refuses nothing.
+const UNLIMITED_NUMBER: u64 = u32::MAX as u64;
+/// The places of an unlimited key: as many as a rule may have.
+const UNLIMITED_PLACES: u64 = 10_000;
+
+/// The numbers of one key in place of those of its rule. A number that is absent is that of the rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnNumbers {
+    /// Hits that pass in a unit or window; 0 lets nothing pass.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests_per_unit: Option<u64>,
+    /// What a bucket holds, or a queue lets wait.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst: Option<u64>,
+    /// Tokens that are refilled at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refill_amount: Option<u64>,
+    /// Calls in flight.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_in_flight: Option<u64>,
+    /// The largest debt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overdraft_limit: Option<u64>,
+    /// Whether everything passes and is counted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unlimited: bool,
+}
+
+/// The value of `own`.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnDraft {
+    mark: Mark,
+    bounds: Vec<(&'static str, Located<u64>)>,
+    unlimited: bool,
+}
+
+/// What keys of a rule may have of their own.
+#[derive(Clone, Debug)]
+pub struct OwnBounds {
+    // Without `own`.
+    draft: RateLimitDraft,
+    bounds: Vec<(&'static str, u64)>,
+    unlimited: bool,
+}
+
+/// The bounds alone: the rest is in the limit of the rule.
+impl PartialEq for OwnBounds {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.bounds, self.unlimited) == (&other.bounds, other.unlimited)
+    }
+}
+
+/// As in a rule file.
+impl fmt::Display for OwnBounds {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bounds = self.bounds.iter().map(|(name, max)| format!("{name}: {{max: {max}}}"));
+        let unlimited = self.unlimited.then(|| "unlimited: true".to_owned());
+        write!(formatter, "{{{}}}", bounds.chain(unlimited).collect::<Vec<_>>().join(", "))
+    }
+}
+
+impl OwnNumbers {
+    /// The names of the numbers, as in rule files.
+    const NAMES: [&str; 5] =
+        ["requests_per_unit", "burst", "refill_amount", "max_in_flight", "overdraft_limit"];
+
+    /// The numbers that are given, with their names.
+    pub fn given(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let Self { requests_per_unit, burst, refill_amount, max_in_flight, overdraft_limit, unlimited: _ } =
+            *self;
+        let numbers = [requests_per_unit, burst, refill_amount, max_in_flight, overdraft_limit];
+        Self::NAMES.into_iter().zip(numbers).filter_map(|(name, number)| Some((name, number?)))
+    }
+}
+
+impl OwnDraft {
+    /// Reads the value of `own`.
+    pub(crate) fn read(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = MappingFields::read(node, KeySection::Own, diagnostics)?;
+        let unlimited = fields.boolean("unlimited", diagnostics).is_some_and(|boolean| boolean.value);
+        let mut bounds = Vec::new();
+        for name in OwnNumbers::NAMES {
+            let Some(pair) = fields.pair(name) else { continue };
+            let Some(bound) = MappingFields::read(&pair.value, KeySection::OwnBound, diagnostics) else {
+                continue;
+            };
+            if bound.pair("max").is_none() {
+                diagnostics.add(pair.mark, format!("`{name}` needs a `max`, the largest number of a key"));
+            }
+            let max = bound.integer("max", diagnostics);
+            if let Some(max) = max.as_ref().filter(|max| max.value == 0) {
+                diagnostics.add(max.mark, "`max` is at least 1");
+            }
+            bounds.extend(max.map(|max| (name, max)));
+        }
+        if fields.pairs().next().is_none() {
+            let what = "`own` names no number that a key may have, as in `requests_per_unit: {max: 1000}`";
+            diagnostics.add(node.mark, what);
+        }
+        Some(Self { mark: fields.mark, bounds, unlimited })
+    }
+}
+
+impl OwnBounds {
+    /// The bounds of a rule whose limit is `limit`. Problems are reported.
+    pub(crate) fn new(
+        draft: &RateLimitDraft,
+        limit: &Limit,
+        diagnostics: &mut Diagnostics<'_>,
+    ) -> Option<Self> {
+        let OwnDraft { mark, bounds, unlimited } = draft.own.as_ref()?;
+        let without_own = RateLimitDraft { own: None, quotas: Vec::new(), candidate: None, ..draft.clone() };
+        let own = Self {
+            draft: without_own,
+            bounds: bounds.iter().map(|(name, max)| (*name, max.value)).collect(),
+            unlimited: *unlimited,
+        };
+        for (name, max) in bounds {
+            if draft.given(name).is_none() && !own.may_be_added(name, limit) {
+                let what = format!("`{name}` is no number of this limit, so a key cannot have its own");
+                diagnostics.add(max.mark, what);
+                return None;
+            }
+        }
+        let all = own.bounds.iter().copied();
+        match own.limit_with(all) {
+            Ok(_) => Some(own),
+            Err(why) => {
+                diagnostics.add(*mark, format!("the largest numbers of a key do not fit the rule: {why}"));
+                None
+            }
+        }
+    }
+
+    /// Whether the limit may have a number that the rule does not give.
+    fn may_be_added(&self, name: &str, limit: &Limit) -> bool {
+        let with = self.limit_with([(name, 1)].into_iter());
+        name == "burst" && with.is_ok_and(|with| with.kind() == limit.kind())
+    }
+
+    /// What decides on a key with these numbers.
+    ///
+    /// # Errors
+    ///
+    /// Why the key cannot have them.
+    pub fn terms(&self, numbers: &OwnNumbers) -> Result<OwnTerms, String> {
+        if numbers.unlimited {
+            return self.unlimited_terms(numbers);
+        }
+        if numbers.given().next().is_none() {
+            return Err("no number is given; to remove the limit of its own, clear it".to_owned());
+        }
+        for (name, number) in numbers.given() {
+            match self.bounds.iter().find(|(bounded, _)| *bounded == name) {
+                None => return Err(format!("`{name}` is not in the `own` of the rule")),
+                Some((_, max)) if *max < number => {
+                    return Err(format!("`{name}` is {number}, and the `own` of the rule allows {max}"));
+                }
+                Some(_) => {}
+            }
+        }
+        self.terms_with(numbers.given())
+    }
+
+    /// The numbers within the bounds, as after a change of the rule; `None` if none of them is allowed any longer.
+    pub fn cut(&self, numbers: &OwnNumbers) -> Option<OwnNumbers> {
+        let bound = |name: &str, number: Option<u64>| {
+            let (_, max) = self.bounds.iter().find(|(bounded, _)| *bounded == name)?;
+            Some(number?.min(*max))
+        };
+        let cut = OwnNumbers {
+            requests_per_unit: bound("requests_per_unit", numbers.requests_per_unit),
+            burst: bound("burst", numbers.burst),
+            refill_amount: bound("refill_amount", numbers.refill_amount),
+            max_in_flight: bound("max_in_flight", numbers.max_in_flight),
+            overdraft_limit: bound("overdraft_limit", numbers.overdraft_limit),
+            unlimited: numbers.unlimited && self.unlimited,
+        };
+        (cut != OwnNumbers::default()).then_some(cut)
+    }
+
+    fn unlimited_terms(&self, numbers: &OwnNumbers) -> Result<OwnTerms, String> {
+        if !self.unlimited {
+            return Err("the `own` of the rule does not allow `unlimited`".to_owned());
+        }
+        if let Some((name, _)) = numbers.given().next() {
+            return Err(format!("`{name}` has no meaning with `unlimited`"));
+        }
+        let largest = |name: &'static str| match name {
+            "max_in_flight" => (name, UNLIMITED_PLACES),
+            _ => (name, UNLIMITED_NUMBER),
+        };
+        let given = OwnNumbers::NAMES
+            .into_iter()
+            .filter(|name| *name != "overdraft_limit" && self.draft.given(name).is_some());
+        let terms = self.terms_with(given.map(largest))?;
+        Ok(OwnTerms { requests_per_unit: OwnTerms::UNLIMITED, ..terms })
+    }
+
+    fn terms_with(&self, numbers: impl Iterator<Item = (&'static str, u64)>) -> Result<OwnTerms, String> {
+        let draft = self.draft_with(numbers);
+        let (limit, requests_per_unit) = compile(&draft)?;
+        Ok(OwnTerms { limit, requests_per_unit })
+    }
+
+    fn limit_with<'n>(&self, numbers: impl Iterator<Item = (&'n str, u64)>) -> Result<Limit, String> {
+        Ok(compile(&self.draft_with(numbers))?.0)
+    }
+
+    fn draft_with<'n>(&self, numbers: impl Iterator<Item = (&'n str, u64)>) -> RateLimitDraft {
+        let mut draft = self.draft.clone();
+        numbers.for_each(|(name, number)| draft.set(name, number));
+        draft
+    }
+}
+
+/// The limit of a rule, and what it displays.
+fn compile(draft: &RateLimitDraft) -> Result<(Limit, u64), String> {
+    let mut problems = Problems::default();
+    let origin = RuleOrigin::File("own".to_owned().into());
+    let terms = limit::terms(draft, &mut Diagnostics::new(origin.into(), &mut problems));
+    let why = || problems.iter().next().map_or_else(String::new, |problem| problem.what.clone());
+    match terms {
+        Some(terms) if problems.is_empty() => match terms.allowance {
+            Allowance::Limited(limit) => Ok((limit, terms.displayed_limit.requests_per_unit)),
+            Allowance::Unlimited => Err("the rule is unlimited".to_owned()),
+        },
+        _ => Err(why()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Rules,
+        keys::{self, KEYS},
+    };
+
+    fn rules(limit: &str) -> Result<Rules, String> {
+        let text = format!("domain: d\ndescriptors:\n- key: user\n  rate_limit: {limit}\n");
+        Rules::parse("rules.yaml", &text).map_err(|problems| problems.to_string())
+    }
+
+    fn bounds(limit: &str) -> OwnBounds {
+        let rules = rules(limit).unwrap();
+        OwnBounds::clone(rules.domains[0].rules[0].options().own.as_ref().unwrap())
+    }
+
+    fn problem(limit: &str) -> String {
+        rules(limit).unwrap_err()
+    }
+
+    #[test]
+    fn keys_of_own_are_the_numbers() {
+        let names: Vec<_> =
+            KEYS.iter().filter(|key| key.section == KeySection::Own).map(|key| key.name).collect();
+        let numbers: Vec<_> = OwnNumbers::NAMES.into_iter().chain(["unlimited"]).collect();
+        assert_eq!(names, numbers);
+        assert!(keys::find("max", KeySection::OwnBound).is_some());
+    }
+
+    #[test]
+    fn own_numbers_make_the_limit_of_a_rule_with_them() {
+        let rule = |numbers: &str| {
+            let text = format!("{{algorithm: token_bucket, unit: minute, overdraft: true, {numbers}}}");
+            let rules = rules(&text).unwrap();
+            rules.domains[0].rules[0].limit().unwrap().clone()
+        };
+        let own = bounds(
+            "{algorithm: token_bucket, unit: minute, overdraft: true, requests_per_unit: 100, burst: 100, \
+             own: {requests_per_unit: {max: 1000}, burst: {max: 2000}, unlimited: true}}",
+        );
+        let numbers =
+            OwnNumbers { requests_per_unit: Some(500), burst: Some(2_000), ..OwnNumbers::default() };
+        let terms = own.terms(&numbers).unwrap();
+        assert_eq!(
+            terms,
+            OwnTerms { limit: rule("requests_per_unit: 500, burst: 2000"), requests_per_unit: 500 }
+        );
+        let numbers = OwnNumbers { burst: Some(7), ..OwnNumbers::default() };
+        assert_eq!(own.terms(&numbers).unwrap().limit, rule("requests_per_unit: 100, burst: 7"));
+        let banned = OwnNumbers { requests_per_unit: Some(0), ..OwnNumbers::default() };
+        assert_eq!(own.terms(&banned).unwrap().limit.allowance(), 0);
+        let unlimited = OwnNumbers { unlimited: true, ..OwnNumbers::default() };
+        assert!(own.terms(&unlimited).unwrap().is_unlimited());
+    }
+
+    #[test]
+    fn numbers_beyond_the_bounds_are_refused_with_their_reason() {
+        let own = bounds("{unit: minute, requests_per_unit: 100, own: {requests_per_unit: {max: 1000}}}");
+        let error = |numbers| own.terms(&numbers).unwrap_err();
+        let number = |number| OwnNumbers { requests_per_unit: Some(number), ..OwnNumbers::default() };
+        assert!(own.terms(&number(1_000)).is_ok());
+        assert_eq!(
+            error(number(1_001)),
+            "`requests_per_unit` is 1001, and the `own` of the rule allows 1000"
+        );
+        let burst = OwnNumbers { burst: Some(1), ..OwnNumbers::default() };
+        assert_eq!(error(burst), "`burst` is not in the `own` of the rule");
+        let unlimited = OwnNumbers { unlimited: true, ..OwnNumbers::default() };
+        assert_eq!(error(unlimited), "the `own` of the rule does not allow `unlimited`");
+        assert!(error(OwnNumbers::default()).contains("no number is given"));
+        assert_eq!(own.cut(&number(5_000)), Some(number(1_000)));
+        let burst = OwnNumbers { burst: Some(1), ..OwnNumbers::default() };
+        assert_eq!(own.cut(&burst), None);
+    }
+
+    #[test]
+    fn own_that_does_not_fit_its_rule_is_a_problem() {
+        for (limit, expected) in [
+            ("{unit: minute, requests_per_unit: 1, own: {}}", "names no number"),
+            (
+                "{unit: minute, requests_per_unit: 1, own: {burst: {max: 5}}}",
+                "`burst` is no number of this limit",
+            ),
+            ("{unit: minute, requests_per_unit: 1, own: {requests_per_unit: 5}}", "expected a mapping"),
+            ("{unit: minute, requests_per_unit: 1, own: {requests_per_unit: {}}}", "needs a `max`"),
+            ("{unit: minute, requests_per_unit: 1, own: {requests_per_unit: {max: 0}}}", "at least 1"),
+            ("{unlimited: true, own: {unlimited: true}}", "has no meaning with `unlimited: true`"),
+            (
+                "{algorithm: concurrency, max_in_flight: 5, own: {max_in_flight: {max: 20000}}}",
+                "the largest numbers of a key do not fit the rule",
+            ),
+        ] {
+            let problem = problem(limit);
+            assert!(problem.contains(expected), "{limit}: {problem}");
+            assert!(problem.contains("rules.yaml:4:"), "{problem}");
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! `SetLimits`, `GetLimits`, `ClearLimits` and `ListLimits`: limits of keys of their own, with the admin token.
+
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use prost::Message;
+use serde::{Deserialize, Serialize};
+use tollgate_counter::{
+    descriptor::{Entry, escaped},
+    time::Timestamp,
+};
+use tollgate_limiter::limiter::{ActiveView, CounterRef, NoCounter};
+use tollgate_rules::OwnNumbers;
+use tollgate_store::{OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState};
+use tollgate_telemetry::logs::UNLIMITED;
+use tollgate_wire::{
+    proto::{google::rpc, tollgate::v1},
+    protobuf::FRAME_PREFIX_BYTES,
+};
+use tonic::Code;
+use tracing::info;
+
+use crate::api::{
+    Api, Error,
+    call::CallReply,
+    error::{CallError, OWN_LIMITS_MAX, OperatorError, Reason as _, details},
+    v1::reset::unescaped,
+};
+
+/// How many counters elsewhere are asked at a time.
+const ASKED_AT_ONCE: usize = 64;
+/// The listed limits of a page, unless the call says another number.
+const PAGE: usize = 100;
+/// The maximum length of a note and of the name of who has set a limit, in bytes.
+const NOTE_MAX: usize = 1_024;
+const SET_BY_MAX: usize = 256;
+
+/// What is retained with a limit of its own, as JSON.
+#[derive(Debug, Serialize, Deserialize)]
+struct OwnLimitRecord {
+    domain: String,
+    // Escaped.
+    entries: Vec<(String, String)>,
+    numbers: OwnNumbers,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    note: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    set_by: String,
+    // In milliseconds since 1970.
+    set_at: u64,
+}
+
+/// A valid change of the limit of its own of one counter.
+struct CheckedChange<'s> {
+    counter: CounterRef<'s>,
+    record: OwnLimitRecord,
+    change: OwnLimitChange,
+}
+
+/// Why one limit is not set or read, with its reason.
+struct LimitError(Code, &'static str, String);
+
+impl LimitError {
+    fn invalid(reason: &'static str, why: impl Into<String>) -> Self {
+        Self(Code::InvalidArgument, reason, why.into())
+    }
+
+    fn status(self) -> rpc::Status {
+        let Self(code, reason, why) = self;
+        details(code, reason, why)
+    }
+}
+
+impl From<NoCounter> for LimitError {
+    fn from(error: NoCounter) -> Self {
+        let (code, reason) = error.reason();
+        Self(code, reason, error.to_string())
+    }
+}
+
+impl Api {
+    /// Checks all limits, and sets them if all are valid.
+    pub(super) async fn set_limits(&self, message: &[u8]) -> Result<CallReply, Error> {
+        let v1::SetLimitsRequest { limits } = decoded(message)?;
+        within_bounds(limits.len())?;
+        let view = self.limiter.view();
+        let checked: Vec<_> = limits.into_iter().map(|limit| check(&view, limit)).collect();
+        let invalid = checked.iter().position(Result::is_err);
+        let results = match invalid {
+            Some(first) => {
+                let why = format!("nothing is set, because limits[{first}] is invalid");
+                let result = |checked: Result<CheckedChange<'_>, LimitError>| {
+                    let error = checked
+                        .err()
+                        .unwrap_or_else(|| LimitError(Code::Aborted, "OTHER_LIMIT_INVALID", why.clone()));
+                    v1::LimitResult { error: Some(error.status()), ..v1::LimitResult::default() }
+                };
+                checked.into_iter().map(result).collect()
+            }
+            None => {
+                let set = checked.into_iter().flatten().map(|checked| change(&view, checked));
+                stream::iter(set).buffered(ASKED_AT_ONCE).collect().await
+            }
+        };
+        Ok(reply(&v1::SetLimitsResponse { results }))
+    }
+
+    /// Reads limits of their own.
+    pub(super) async fn get_limits(&self, message: &[u8]) -> Result<CallReply, Error> {
+        let v1::GetLimitsRequest { domain, descriptors } = decoded(message)?;
+        within_bounds(descriptors.len())?;
+        let view = self.limiter.view();
+        let read = descriptors.into_iter().map(async |descriptor| {
+            let read = async {
+                let entries = entries(&descriptor)?;
+                let counter = view.counter_ref(&domain, &as_entries(&entries))?;
+                let state = view.peek(&counter).await?.own_limit;
+                Ok((counter, state))
+            };
+            match read.await {
+                Ok((counter, state)) => result(&counter, state.as_ref()),
+                Err(error) => failed(error),
+            }
+        });
+        let results = stream::iter(read).buffered(ASKED_AT_ONCE).collect().await;
+        Ok(reply(&v1::GetLimitsResponse { results }))
+    }
+
+    /// Removes limits of their own.
+    pub(super) async fn clear_limits(&self, message: &[u8]) -> Result<CallReply, Error> {
+        let v1::ClearLimitsRequest { domain, descriptors } = decoded(message)?;
+        within_bounds(descriptors.len())?;
+        let view = self.limiter.view();
+        let clear = descriptors.into_iter().map(async |descriptor| {
+            let checked = entries(&descriptor).and_then(|entries| {
+                let counter = view.counter_ref(&domain, &as_entries(&entries))?;
+                let record = OwnLimitRecord {
+                    domain: domain.clone(),
+                    entries: entries
+                        .iter()
+                        .map(|(key, value)| (escaped_text(key), escaped_text(value)))
+                        .collect(),
+                    numbers: OwnNumbers::default(),
+                    note: String::new(),
+                    set_by: String::new(),
+                    set_at: millis(view.now()),
+                };
+                let removed = OwnLimitChange {
+                    terms: None,
+                    expires_after: None,
+                    record: Box::default(),
+                    replaces: None,
+                };
+                Ok(CheckedChange { counter, record, change: removed })
+            });
+            match checked {
+                Ok(checked) => change(&view, checked).await,
+                Err(error) => failed(error),
+            }
+        });
+        let results = stream::iter(clear).buffered(ASKED_AT_ONCE).collect().await;
+        Ok(reply(&v1::ClearLimitsResponse { results }))
+    }
+
+    /// Lists the limits of their own of counters in the memory of this process.
+    pub(super) fn list_limits(&self, message: &[u8]) -> Result<CallReply, Error> {
+        let v1::ListLimitsRequest { domain, prefix, page_size, page_token } = decoded(message)?;
+        let page = match page_size as usize {
+            0 => PAGE,
+            size => size.min(OWN_LIMITS_MAX),
+        };
+        let mut position = match &*page_token {
+            "" => None,
+            token => Some(OwnLimitPosition::from_token(token).ok_or(OperatorError::PageToken)?),
+        };
+        let view = self.limiter.view();
+        if view.has_no_counters() {
+            return Err(OperatorError::NotListed.into());
+        }
+        let prefix: Vec<_> =
+            prefix.iter().map(|entry| (as_text(&entry.key), as_text(&entry.value))).collect();
+        let mut limits = Vec::new();
+        while limits.len() < page {
+            let Some((at, state)) = view.next_own_limit(position) else {
+                position = None;
+                break;
+            };
+            position = Some(at);
+            let Ok(record) = serde_json::from_slice::<OwnLimitRecord>(&state.record) else { continue };
+            let is_listed = state.terms.is_some()
+                && (domain.is_empty() || domain == record.domain)
+                && record.entries.starts_with(&prefix);
+            if is_listed {
+                limits.push(own_limit(&record, &state));
+            }
+        }
+        let next_page_token = position.map(OwnLimitPosition::token).unwrap_or_default();
+        Ok(reply(&v1::ListLimitsResponse { limits, next_page_token }))
+    }
+}
+
+fn decoded<M: Message + Default>(message: &[u8]) -> Result<M, Error> {
+    M::decode(message).map_err(|_| CallError::Malformed.into())
+}
+
+fn within_bounds(limits: usize) -> Result<(), Error> {
+    if (1..=OWN_LIMITS_MAX).contains(&limits) { Ok(()) } else { Err(OperatorError::OwnLimits(limits).into()) }
+}
+
+fn reply(message: &impl Message) -> CallReply {
+    let mut frame = vec![0; FRAME_PREFIX_BYTES];
+    message.encode(&mut frame).expect("a vector grows as needed");
+    CallReply::from_frame(frame)
+}
+
+fn failed(error: LimitError) -> v1::LimitResult {
+    v1::LimitResult { error: Some(error.status()), ..v1::LimitResult::default() }
+}
+
+/// The unescaped entries of a descriptor that names one counter.
+fn entries(descriptor: &v1::Descriptor) -> Result<Vec<(Vec<u8>, Vec<u8>)>, LimitError> {
+    if descriptor.limit.is_some() || descriptor.hits.is_some() {
+        return Err(LimitError::invalid("LIMIT_OR_HITS", "`descriptor` takes neither limits nor hits here"));
+    }
+    if descriptor.entries.is_empty() {
+        return Err(LimitError::invalid("NO_ENTRIES", "`descriptor` is missing or has no entries"));
+    }
+    let given: Vec<_> =
+        descriptor.entries.iter().map(|entry| Entry::new(&*entry.key, &*entry.value)).collect();
+    let parts = unescaped(&given).ok_or_else(|| {
+        LimitError::invalid("NOT_ESCAPED", "a key or a value is not escaped: a backslash is `\\\\`")
+    })?;
+    Ok(parts.into_iter().map(|(key, value)| (key.into_owned(), value.into_owned())).collect())
+}
+
+fn as_entries(entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<Entry<'_>> {
+    entries.iter().map(|(key, value)| Entry::new(&**key, &**value)).collect()
+}
+
+fn escaped_text(bytes: &[u8]) -> String {
+    escaped(bytes).into_owned()
+}
+
+/// A text that is escaped already, unless it is not UTF-8.
+fn as_text(bytes: &[u8]) -> String {
+    str::from_utf8(bytes).map_or_else(|_| escaped_text(bytes), str::to_owned)
+}
+
+fn millis(now: Timestamp) -> u64 {
+    now.as_nanos() / 1_000_000
+}
+
+fn check<'s>(view: &'s ActiveView<'_>, set: v1::SetLimit) -> Result<CheckedChange<'s>, LimitError> {
+    let v1::SetLimit { limit, replaces_version } = set;
+    let limit = limit.ok_or_else(|| LimitError::invalid("NO_LIMIT", "`limit` is missing"))?;
+    let entries = entries(&limit.descriptor.unwrap_or_default())?;
+    let counter = view.counter_ref(&limit.domain, &as_entries(&entries))?;
+    let numbers = OwnNumbers {
+        requests_per_unit: limit.requests_per_unit,
+        burst: limit.burst,
+        refill_amount: limit.refill_amount,
+        max_in_flight: limit.max_in_flight,
+        overdraft_limit: limit.overdraft_limit,
+        unlimited: limit.unlimited,
+    };
+    let bounds = counter.rule.options().own.as_ref().ok_or_else(|| {
+        let why =
+            format!("rule {} has no `own`, so its keys have no limits of their own", counter.rule.name());
+        LimitError::invalid("NO_OWN_LIMITS", why)
+    })?;
+    let terms = bounds.terms(&numbers).map_err(|why| LimitError::invalid("OUT_OF_BOUNDS", why))?;
+    let expires_after = match limit.expires_after {
+        None => None,
+        Some(duration) => match Duration::try_from(duration) {
+            Ok(duration) if !duration.is_zero() => Some(duration),
+            Ok(_) | Err(_) => {
+                return Err(LimitError::invalid("EXPIRED", "`expires_after` is not in the future"));
+            }
+        },
+    };
+    if limit.note.len() > NOTE_MAX || limit.set_by.len() > SET_BY_MAX {
+        let why = format!("`note` has at most {NOTE_MAX} bytes, and `set_by` at most {SET_BY_MAX}");
+        return Err(LimitError::invalid("TOO_LONG", why));
+    }
+    let record = OwnLimitRecord {
+        domain: limit.domain,
+        entries: entries.iter().map(|(key, value)| (escaped_text(key), escaped_text(value))).collect(),
+        numbers,
+        note: limit.note,
+        set_by: limit.set_by,
+        set_at: millis(view.now()),
+    };
+    let bytes = serde_json::to_vec(&record).expect("texts and numbers are always written");
+    if bytes.len() > tollgate_store::OWN_RECORD_MAX {
+        return Err(LimitError::invalid("TOO_LONG", "the descriptor is too long for a limit of its own"));
+    }
+    let change = OwnLimitChange {
+        terms: Some(terms),
+        expires_after,
+        record: bytes.into(),
+        replaces: replaces_version,
+    };
+    Ok(CheckedChange { counter, record, change })
+}
+
+/// Applies a change at the counter, and logs it.
+async fn change(view: &ActiveView<'_>, checked: CheckedChange<'_>) -> v1::LimitResult {
+    let CheckedChange { counter, record, change } = checked;
+    let is_cleared = change.terms.is_none();
+    let OwnLimitOutcome { refusal, state } = match view.set_own_limit(&counter, change).await {
+        Ok(outcome) => outcome,
+        Err(error) => return failed(error.into()),
+    };
+    let refused = match refusal {
+        Some(OwnLimitRefusal::OtherVersion) => {
+            Some(LimitError(Code::Aborted, "OTHER_VERSION", "the limit has another version".to_owned()))
+        }
+        Some(OwnLimitRefusal::NoMemory) => {
+            let why = "there is no memory for more limits of their own; see store.memory_limit".to_owned();
+            Some(LimitError(Code::ResourceExhausted, "NO_MEMORY", why))
+        }
+        None => {
+            info!(
+                name: UNLIMITED,
+                domain = record.domain,
+                rule = &*counter.rule.path,
+                descriptor = ?record.entries,
+                limit = %if is_cleared { "cleared".to_owned() } else { serde_json::to_string(&record.numbers).unwrap_or_default() },
+                set_by = record.set_by,
+                "changed the limit of its own of a key"
+            );
+            None
+        }
+    };
+    let result = result(&counter, state.as_ref());
+    v1::LimitResult { error: refused.map(LimitError::status), ..result }
+}
+
+fn result(counter: &CounterRef<'_>, state: Option<&OwnLimitState>) -> v1::LimitResult {
+    let applies = state.filter(|state| state.terms.is_some());
+    let limit = applies.and_then(|state| {
+        let record = serde_json::from_slice::<OwnLimitRecord>(&state.record).ok()?;
+        Some(own_limit(&record, state))
+    });
+    v1::LimitResult { limit, rule: counter.rule.name().to_owned(), error: None }
+}
+
+fn own_limit(record: &OwnLimitRecord, state: &OwnLimitState) -> v1::OwnLimit {
+    let entry = |(key, value): &(String, String)| v1::Entry {
+        key: key.clone().into_bytes(),
+        value: value.clone().into_bytes(),
+    };
+    let descriptor =
+        v1::Descriptor { entries: record.entries.iter().map(entry).collect(), ..Default::default() };
+    let OwnNumbers { requests_per_unit, burst, refill_amount, max_in_flight, overdraft_limit, unlimited } =
+        record.numbers;
+    v1::OwnLimit {
+        domain: record.domain.clone(),
+        descriptor: Some(descriptor),
+        requests_per_unit,
+        burst,
+        refill_amount,
+        max_in_flight,
+        overdraft_limit,
+        unlimited,
+        expires_after: state.expires_after.and_then(|after| after.try_into().ok()),
+        note: record.note.clone(),
+        set_by: record.set_by.clone(),
+        set_at: Some(prost_types::Timestamp {
+            seconds: (record.set_at / 1_000) as i64,
+            nanos: (record.set_at % 1_000 * 1_000_000) as i32,
+        }),
+        version: state.version,
+    }
+}
