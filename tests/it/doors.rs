@@ -36,7 +36,7 @@ const DOORS: [(&str, &str); 13] = [
           DenialTemplate DenialValues DescriptorRef DisplayedLimit Documents Domain EntryMatch \
           FileSettings ForwardPolicy GroupedKey KeyValue KeyedDomain KeyedRules LevelTrace LoadError \
           Location Match MatchKind MatchPosition NODES_MAX Network NetworkError NetworkGroup NodeTrace OnDenied \
-          OnOwnerUnavailable OpenMatch Overlay OverlayFile OverlayReceiver Problem Problems Quota \
+          OnOwnerUnavailable OpenMatch Overlay OverlayFile OverlayReceiver OwnBounds OwnNumbers Problem Problems Quota \
           ReadDocuments ResourceLocation Rule RuleEvent RuleInput RuleLoader RuleOptions RuleOrigin \
           RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle Trial TrialNumbers Unit Unknown \
           Variable Watcher address algorithm_keys compile composite file_watch fuzz json_schema load \
@@ -58,7 +58,8 @@ const DOORS: [(&str, &str); 13] = [
           HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
           HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds IdMemory Lead Leases \
           LimitPart Memory MemoryReservation NotLocal OnExpiry OnFull OnRefusal OpenHold OpenHolds \
-          OperationOutcome Refusal RemoteDecisions Replacement Reserve ReserveError Reserved \
+          OWN_RECORD_MAX OperationOutcome OwnLimitChange OwnLimitOutcome OwnLimitPosition \
+          OwnLimitRefusal OwnLimitState OwnTerms Refusal RemoteDecisions Replacement Reserve ReserveError Reserved \
           Room SLOTS SUBSCRIBERS_LISTED_MAX SWEEP_PARTS SWEEP_ROUND SettleOutcome Settled SingleDecision \
           Slot SlotChanges SlotData SlotDecodeError SlotSnapshot SlotSource StoreStats StoredSlot \
           SubscriberId SubscriberState Subscribers Turn UnknownId UsedHits decide_set divider each_hold_id \

@@ -287,16 +287,27 @@ pub fn with_hits(mut request: RateLimitRequest, hits: u64) -> RateLimitRequest {
 
 /// A ready replica of a cluster, on the clock of the system.
 pub async fn replica(rules_text: &str, secret: &TempDir, seeds: &str) -> Service {
+    replica_with(rules_text, secret, seeds, &[]).await
+}
+
+/// A ready replica with these settings.
+pub async fn replica_with(
+    rules_text: &str,
+    secret: &TempDir,
+    seeds: &str,
+    overrides: &[(&str, &str)],
+) -> Service {
     let rules = tempfile::tempdir().unwrap();
     fs::write(rules.path().join("rules.yaml"), rules_text).unwrap();
     let file = secret.path().join("secret");
     fs::write(&file, "a secret that replicas share").unwrap();
-    let overrides = [
+    let of_cluster = [
         ("cluster.listen", "127.0.0.1:0"),
         ("cluster.secret_file", file.to_str().unwrap()),
         ("cluster.seed", seeds),
         ("tls.poll_interval", "50ms"),
     ];
+    let overrides = [&of_cluster[..], overrides].concat();
     let clock = Clock::system();
     let server = Server::bind(settings(&rules, &overrides), clock.clone()).await.unwrap();
     let (addresses, counters) = (server.addresses().unwrap(), server.stats());
@@ -309,7 +320,9 @@ pub async fn replica(rules_text: &str, secret: &TempDir, seeds: &str) -> Service
 
 /// The page `/cluster`.
 pub async fn cluster_view(replica: &Service) -> serde_json::Value {
-    let (_, view) = http(replica.addresses.admin, "GET", "/cluster", "").await.unwrap();
+    // For replicas with this admin token; others do not look at it.
+    let headers = "host: localhost\r\nauthorization: Bearer secret\r\n";
+    let (_, view) = send(replica.addresses.admin, headers, "GET", "/cluster", "").await;
     serde_json::from_str(&view).unwrap()
 }
 

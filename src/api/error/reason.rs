@@ -11,7 +11,7 @@ const DOMAIN: &str = "tollgate";
 const ERROR_INFO: &str = "type.googleapis.com/google.rpc.ErrorInfo";
 
 /// An error of a request.
-pub(super) trait Reason {
+pub(in crate::api) trait Reason {
     /// The status code, and the reason in the details.
     fn reason(&self) -> (Code, &'static str);
 }

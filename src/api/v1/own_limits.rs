@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures_util::{StreamExt as _, stream};
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
 use prost::Message;
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{
@@ -98,8 +98,8 @@ impl Api {
                 checked.into_iter().map(result).collect()
             }
             None => {
-                let set = checked.into_iter().flatten().map(|checked| change(&view, checked));
-                stream::iter(set).buffered(ASKED_AT_ONCE).collect().await
+                let set = checked.into_iter().flatten().map(|checked| change(&view, checked).boxed());
+                answered(set.collect()).await
             }
         };
         Ok(reply(&v1::SetLimitsResponse { results }))
@@ -110,19 +110,8 @@ impl Api {
         let v1::GetLimitsRequest { domain, descriptors } = decoded(message)?;
         within_bounds(descriptors.len())?;
         let view = self.limiter.view();
-        let read = descriptors.into_iter().map(async |descriptor| {
-            let read = async {
-                let entries = entries(&descriptor)?;
-                let counter = view.counter_ref(&domain, &as_entries(&entries))?;
-                let state = view.peek(&counter).await?.own_limit;
-                Ok((counter, state))
-            };
-            match read.await {
-                Ok((counter, state)) => result(&counter, state.as_ref()),
-                Err(error) => failed(error),
-            }
-        });
-        let results = stream::iter(read).buffered(ASKED_AT_ONCE).collect().await;
+        let read = descriptors.iter().map(|descriptor| read(&view, &domain, descriptor).boxed());
+        let results = answered(read.collect()).await;
         Ok(reply(&v1::GetLimitsResponse { results }))
     }
 
@@ -131,34 +120,8 @@ impl Api {
         let v1::ClearLimitsRequest { domain, descriptors } = decoded(message)?;
         within_bounds(descriptors.len())?;
         let view = self.limiter.view();
-        let clear = descriptors.into_iter().map(async |descriptor| {
-            let checked = entries(&descriptor).and_then(|entries| {
-                let counter = view.counter_ref(&domain, &as_entries(&entries))?;
-                let record = OwnLimitRecord {
-                    domain: domain.clone(),
-                    entries: entries
-                        .iter()
-                        .map(|(key, value)| (escaped_text(key), escaped_text(value)))
-                        .collect(),
-                    numbers: OwnNumbers::default(),
-                    note: String::new(),
-                    set_by: String::new(),
-                    set_at: millis(view.now()),
-                };
-                let removed = OwnLimitChange {
-                    terms: None,
-                    expires_after: None,
-                    record: Box::default(),
-                    replaces: None,
-                };
-                Ok(CheckedChange { counter, record, change: removed })
-            });
-            match checked {
-                Ok(checked) => change(&view, checked).await,
-                Err(error) => failed(error),
-            }
-        });
-        let results = stream::iter(clear).buffered(ASKED_AT_ONCE).collect().await;
+        let clear = descriptors.iter().map(|descriptor| clear(&view, &domain, descriptor).boxed());
+        let results = answered(clear.collect()).await;
         Ok(reply(&v1::ClearLimitsResponse { results }))
     }
 
@@ -215,6 +178,51 @@ fn reply(message: &impl Message) -> CallReply {
 
 fn failed(error: LimitError) -> v1::LimitResult {
     v1::LimitResult { error: Some(error.status()), ..v1::LimitResult::default() }
+}
+
+/// The results of asking counters, some at a time, in their order.
+async fn answered(each: Vec<BoxFuture<'_, v1::LimitResult>>) -> Vec<v1::LimitResult> {
+    stream::iter(each).buffered(ASKED_AT_ONCE).collect().await
+}
+
+/// Reads the limit of its own of one counter.
+async fn read(view: &ActiveView<'_>, domain: &str, descriptor: &v1::Descriptor) -> v1::LimitResult {
+    let counter =
+        entries(descriptor).and_then(|entries| Ok(view.counter_ref(domain, &as_entries(&entries))?));
+    let counter = match counter {
+        Ok(counter) => counter,
+        Err(error) => return failed(error),
+    };
+    match view.peek(&counter).await {
+        Ok(state) => result(&counter, state.own_limit.as_ref()),
+        Err(error) => failed(error.into()),
+    }
+}
+
+/// Removes the limit of its own of one counter.
+async fn clear(view: &ActiveView<'_>, domain: &str, descriptor: &v1::Descriptor) -> v1::LimitResult {
+    let checked = entries(descriptor).and_then(|entries| {
+        let counter = view.counter_ref(domain, &as_entries(&entries))?;
+        let record = OwnLimitRecord {
+            domain: domain.to_owned(),
+            entries: escaped_entries(&entries),
+            numbers: OwnNumbers::default(),
+            note: String::new(),
+            set_by: String::new(),
+            set_at: millis(view.now()),
+        };
+        let removed =
+            OwnLimitChange { terms: None, expires_after: None, record: Box::default(), replaces: None };
+        Ok(CheckedChange { counter, record, change: removed })
+    });
+    match checked {
+        Ok(checked) => change(view, checked).await,
+        Err(error) => failed(error),
+    }
+}
+
+fn escaped_entries(entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<(String, String)> {
+    entries.iter().map(|(key, value)| (escaped_text(key), escaped_text(value))).collect()
 }
 
 /// The unescaped entries of a descriptor that names one counter.
@@ -284,7 +292,7 @@ fn check<'s>(view: &'s ActiveView<'_>, set: v1::SetLimit) -> Result<CheckedChang
     }
     let record = OwnLimitRecord {
         domain: limit.domain,
-        entries: entries.iter().map(|(key, value)| (escaped_text(key), escaped_text(value))).collect(),
+        entries: escaped_entries(&entries),
         numbers,
         note: limit.note,
         set_by: limit.set_by,

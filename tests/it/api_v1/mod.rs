@@ -5,6 +5,7 @@ mod cluster;
 mod http;
 mod once;
 mod openapi;
+mod own_limits;
 mod reservations;
 mod reset;
 pub mod stream;

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 use prost_reflect::{
     Cardinality, DescriptorPool, FieldDescriptor, FileDescriptor, Kind, MessageDescriptor, MethodDescriptor,
 };
-use tollgate::api::Method;
+use tollgate::api::{Method, SingleMethod};
 use tollgate_wire::proto::DESCRIPTORS;
 
 use crate::harness::Service;
@@ -53,6 +53,7 @@ impl Schemas {
             "google.protobuf.Duration" => {
                 return "{type: string, pattern: '^-?[0-9]+(\\.[0-9]{1,9})?s$', examples: [1.500s]}".into();
             }
+            "google.protobuf.Timestamp" => return "{type: string, format: date-time}".into(),
             "google.protobuf.Any" => {
                 return "{type: object, properties: {'@type': {type: string}}, additionalProperties: true}"
                     .into();
@@ -118,20 +119,24 @@ impl Schemas {
 }
 
 fn path(method: &MethodDescriptor, schemas: &mut Schemas) -> String {
-    let name = method.name().to_lowercase();
+    let served = Method::ALL.iter().find(|served| served.name() == method.name()).unwrap();
+    let path = served.json_path();
+    let name = operation_id(method.name());
     let description = comment(&method.parent_service().parent_file(), method.path());
     let (input, output) = (schemas.reference(&method.input()), schemas.reference(&method.output()));
     let summary = quoted(description.split_once('.').map_or(&*description, |(first, _)| first));
     let description = quoted(&description);
     // The codes of HTTP that `docs/api.md` names.
-    let (tag, security, errors): (_, _, &[u16]) = match &*name {
-        "reset" => ("operation", "[{adminToken: []}]", &[400, 401, 403, 404, 413, 503]),
+    let (tag, security, errors): (_, _, &[u16]) = match served {
+        Method::Single(SingleMethod::Operator(_)) => {
+            ("operation", "[{adminToken: []}]", &[400, 401, 403, 404, 413, 503])
+        }
         _without_token => ("limits", "[]", &[400, 413, 503]),
     };
     let error = "{$ref: '#/components/responses/Error'}";
     let errors: String = errors.iter().map(|code| format!("        '{code}': {error}\n")).collect();
     format!(
-        "  /v1/{name}:
+        "  {path}:
     post:
       operationId: {name}
       summary: {summary}
@@ -148,6 +153,11 @@ fn path(method: &MethodDescriptor, schemas: &mut Schemas) -> String {
 {errors}        default: {error}
 "
     )
+}
+
+/// The name of a method, which begins in lower case.
+fn operation_id(name: &str) -> String {
+    name[..1].to_lowercase() + &name[1..]
 }
 
 /// The text of the file.
@@ -203,9 +213,11 @@ fn operations_of_openapi_file_have_what_linters_require() {
     assert_eq!(operations.len(), Method::ALL.len() - 1, "all methods but that of Envoy");
     for (name, lines) in operations {
         let value = |key: &str| lines.iter().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
-        assert_eq!(value("operationId: "), name);
+        let served = Method::ALL.iter().find(|served| served.json_path() == format!("/v1/{name}")).unwrap();
+        assert_eq!(value("operationId: "), operation_id(served.name()));
         assert!(value("summary: ").len() > 2, "{name}: no summary");
-        let security = if name == "reset" { "[{adminToken: []}]" } else { "[]" };
+        let is_operator = matches!(served, Method::Single(SingleMethod::Operator(_)));
+        let security = if is_operator { "[{adminToken: []}]" } else { "[]" };
         assert_eq!(value("security: "), security, "{name}");
         assert!(!value("'400': ").is_empty(), "{name}: no code of a refusal");
     }

@@ -1,0 +1,260 @@
+//! Limits of keys of their own.
+
+use std::{fs, time::Duration};
+
+use tempfile::TempDir;
+use tollgate_wire::proto::tollgate::v1::{
+    Answer, ClearLimitsRequest, GetLimitsRequest, LimitResult, ListLimitsRequest, OwnLimit, ResetRequest,
+    SetLimit, SetLimitsRequest, answer::Verdict,
+};
+use tonic::{Code, Request};
+
+use crate::{
+    api_v1::{check, client, descriptor, each, reason, reason_of, remaining, request, verdicts, with_hits},
+    harness::{Service, cluster_view, is_store_in_memory, replica_with, request_for, until, until_linked},
+};
+
+const RULES: &str = "
+domain: shop
+on_denied: charge_none
+descriptors:
+  - key: user
+    rate_limit:
+      name: per_user
+      unit: year
+      requests_per_unit: 3
+      algorithm: fixed_window
+      own: {requests_per_unit: {max: 1000}, unlimited: true}
+  - {key: plain, rate_limit: {unit: year, requests_per_unit: 3}}
+  - {key: staff, rate_limit: {unlimited: true}}
+";
+
+/// A token file.
+fn token() -> (TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    fs::write(&file, "secret\n").unwrap();
+    let path = file.to_str().unwrap().to_owned();
+    (folder, path)
+}
+
+fn with_token<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("authorization", "Bearer secret".parse().unwrap());
+    request
+}
+
+fn own(user: &str, requests_per_unit: u64) -> OwnLimit {
+    OwnLimit {
+        domain: "shop".into(),
+        descriptor: Some(descriptor("user", user)),
+        requests_per_unit: Some(requests_per_unit),
+        ..OwnLimit::default()
+    }
+}
+
+async fn set_all(service: &Service, limits: Vec<SetLimit>) -> Vec<LimitResult> {
+    let call = with_token(SetLimitsRequest { limits });
+    client(service).await.set_limits(call).await.unwrap().into_inner().results
+}
+
+async fn set(service: &Service, limit: OwnLimit) -> LimitResult {
+    let limit = SetLimit { limit: Some(limit), replaces_version: None };
+    set_all(service, vec![limit]).await.remove(0)
+}
+
+async fn get(service: &Service, users: &[&str]) -> Vec<LimitResult> {
+    let descriptors = users.iter().map(|user| descriptor("user", user)).collect();
+    let call = with_token(GetLimitsRequest { domain: "shop".into(), descriptors });
+    client(service).await.get_limits(call).await.unwrap().into_inner().results
+}
+
+async fn clear(service: &Service, user: &str) -> LimitResult {
+    let descriptors = vec![descriptor("user", user)];
+    let call = with_token(ClearLimitsRequest { domain: "shop".into(), descriptors });
+    client(service).await.clear_limits(call).await.unwrap().into_inner().results.remove(0)
+}
+
+async fn charge(service: &Service, user: &str, hits: u64) -> Answer {
+    check(service, each(vec![with_hits(request("user", user), hits)])).await.remove(0)
+}
+
+#[tokio::test]
+async fn own_limit_decides_from_the_next_call_until_it_is_cleared() {
+    let (_folder, file) = token();
+    let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
+    assert_eq!(charge(&service, "ann", 3).await.verdict(), Verdict::Allowed);
+    assert_eq!(charge(&service, "ann", 1).await.verdict(), Verdict::Denied);
+    let limit = OwnLimit { note: "gold".into(), set_by: "billing".into(), ..own("ann", 10) };
+    let result = set(&service, limit.clone()).await;
+    assert_eq!((result.rule.as_str(), &result.error), ("per_user", &None));
+    let answer = charge(&service, "ann", 1).await;
+    assert_eq!((answer.verdict(), answer.limits[0].requests_per_unit), (Verdict::Allowed, 10));
+    assert_eq!(answer.limits[0].remaining, 6, "what was counted stays");
+    let status = service.status(request_for("shop", "user", "ann")).await;
+    let current = status.current_limit.unwrap();
+    assert_eq!((current.requests_per_unit, status.limit_remaining), (10, 5));
+    assert_eq!(charge(&service, "bob", 4).await.verdict(), Verdict::Denied, "others have the rule's");
+    let [ann, bob] = &*get(&service, &["ann", "bob"]).await else { panic!() };
+    let given = ann.limit.clone().unwrap();
+    assert!(given.version > 0 && given.set_at.is_some());
+    let expected = OwnLimit { version: given.version, set_at: given.set_at, ..limit };
+    assert_eq!((given, &bob.limit), (expected, &None));
+    // A reset leaves it.
+    let reset = ResetRequest { domain: "shop".into(), descriptors: vec![descriptor("user", "ann")] };
+    client(&service).await.reset(with_token(reset)).await.unwrap();
+    assert_eq!(charge(&service, "ann", 4).await.limits[0].remaining, 6);
+    // A ban, and no limit at all.
+    assert_eq!(set(&service, own("ann", 0)).await.error, None);
+    assert_eq!(charge(&service, "ann", 1).await.verdict(), Verdict::Denied);
+    let unlimited = OwnLimit { requests_per_unit: None, unlimited: true, ..own("ann", 0) };
+    assert_eq!(set(&service, unlimited).await.error, None);
+    let answer = charge(&service, "ann", 1_000_000).await;
+    assert_eq!(answer.verdict(), Verdict::Allowed);
+    assert_eq!(clear(&service, "ann").await, LimitResult { rule: "per_user".into(), ..Default::default() });
+    let answer = charge(&service, "ann", 1).await;
+    assert_eq!((answer.verdict(), answer.limits[0].requests_per_unit), (Verdict::Denied, 3));
+}
+
+#[tokio::test]
+async fn invalid_own_limits_are_refused_and_none_of_their_call_is_set() {
+    let (_folder, file) = token();
+    let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
+    let with = |limit: OwnLimit| SetLimit { limit: Some(limit), replaces_version: None };
+    let of = |key: &str| OwnLimit { descriptor: Some(descriptor(key, "x")), ..own("", 1) };
+    let mut limited = own("ann", 1);
+    limited.descriptor.as_mut().unwrap().hits = Some(1);
+    for (bad, expected) in [
+        (SetLimit::default(), "NO_LIMIT"),
+        (with(OwnLimit { descriptor: None, ..own("ann", 1) }), "NO_ENTRIES"),
+        (with(limited), "LIMIT_OR_HITS"),
+        (with(own("ann", 1_001)), "OUT_OF_BOUNDS"),
+        (with(OwnLimit { burst: Some(1), ..own("ann", 1) }), "OUT_OF_BOUNDS"),
+        (with(OwnLimit { requests_per_unit: None, ..own("ann", 1) }), "OUT_OF_BOUNDS"),
+        (with(OwnLimit { unlimited: true, ..own("ann", 1) }), "OUT_OF_BOUNDS"),
+        (with(OwnLimit { domain: "no".into(), ..own("ann", 1) }), "UNKNOWN_DOMAIN"),
+        (with(of("no")), "NO_RULE"),
+        (with(of("staff")), "UNLIMITED"),
+        (with(of("plain")), "NO_OWN_LIMITS"),
+        (with(OwnLimit { descriptor: Some(descriptor("user", r"\z")), ..own("", 1) }), "NOT_ESCAPED"),
+        (
+            with(OwnLimit { expires_after: Some(Duration::ZERO.try_into().unwrap()), ..own("ann", 1) }),
+            "EXPIRED",
+        ),
+        (with(OwnLimit { note: "x".repeat(1_025), ..own("ann", 1) }), "TOO_LONG"),
+    ] {
+        let results = set_all(&service, vec![with(own("bob", 9)), bad]).await;
+        let reasons: Vec<_> = results.iter().map(|result| reason(result.error.as_ref().unwrap())).collect();
+        assert_eq!(reasons, ["OTHER_LIMIT_INVALID", expected]);
+    }
+    assert_eq!(get(&service, &["bob"]).await[0].limit, None, "nothing was set");
+    for limits in [vec![], vec![with(own("ann", 1)); 1_001]] {
+        let error =
+            client(&service).await.set_limits(with_token(SetLimitsRequest { limits })).await.unwrap_err();
+        assert_eq!((error.code(), reason_of(&error)), (Code::InvalidArgument, "TOO_MANY_LIMITS".into()));
+    }
+    let without = SetLimitsRequest { limits: vec![with(own("ann", 1))] };
+    let error = client(&service).await.set_limits(without).await.unwrap_err();
+    assert_eq!((error.code(), reason_of(&error)), (Code::Unauthenticated, "WRONG_TOKEN".into()));
+}
+
+#[tokio::test]
+async fn own_limit_is_replaced_only_in_the_version_that_is_named() {
+    let (_folder, file) = token();
+    let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
+    let replace = async |limit, version| {
+        let limit = SetLimit { limit: Some(own("ann", limit)), replaces_version: Some(version) };
+        set_all(&service, vec![limit]).await.remove(0)
+    };
+    let first = replace(5, 0).await.limit.unwrap();
+    let refused = replace(6, 0).await;
+    assert_eq!(
+        (reason(&refused.error.unwrap()), refused.limit),
+        ("OTHER_VERSION".into(), Some(first.clone()))
+    );
+    let second = replace(7, first.version).await.limit.unwrap();
+    assert_eq!(second.requests_per_unit, Some(7));
+    assert_eq!(reason(&replace(8, first.version).await.error.unwrap()), "OTHER_VERSION");
+}
+
+#[tokio::test]
+async fn own_limits_are_listed_in_pages_by_domain_and_prefix() {
+    let (_folder, file) = token();
+    let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
+    let users: Vec<_> = (0..250).map(|number| format!("u{number:03}")).collect();
+    let limits = users.iter().map(|user| SetLimit { limit: Some(own(user, 9)), replaces_version: None });
+    let results = set_all(&service, limits.collect()).await;
+    assert!(results.iter().all(|result| result.error.is_none()));
+    let list = async |call: ListLimitsRequest| client(&service).await.list_limits(with_token(call)).await;
+    if !is_store_in_memory() {
+        let error = list(ListLimitsRequest::default()).await.unwrap_err();
+        assert_eq!((error.code(), reason_of(&error)), (Code::Unimplemented, "NOT_LISTED".into()));
+        return;
+    }
+    let (mut call, mut listed, mut pages) = (ListLimitsRequest::default(), Vec::new(), 0);
+    loop {
+        let page = list(call.clone()).await.unwrap().into_inner();
+        let name = |limit: &OwnLimit| limit.descriptor.as_ref().unwrap().entries[0].value.clone();
+        listed.extend(page.limits.iter().map(name));
+        pages += 1;
+        if page.next_page_token.is_empty() {
+            break;
+        }
+        assert_eq!(page.limits.len(), 100);
+        call.page_token = page.next_page_token;
+    }
+    listed.sort_unstable();
+    assert_eq!((pages, listed), (3, users.iter().map(|user| user.clone().into_bytes()).collect()));
+    let prefix = descriptor("user", "u007").entries;
+    let one = list(ListLimitsRequest { prefix, domain: "shop".into(), ..Default::default() }).await.unwrap();
+    assert_eq!(one.into_inner().limits.len(), 1);
+    let none = list(ListLimitsRequest { domain: "other".into(), ..Default::default() }).await.unwrap();
+    assert_eq!(none.into_inner().limits, []);
+    let error = list(ListLimitsRequest { page_token: "x".into(), ..Default::default() }).await.unwrap_err();
+    assert_eq!(reason_of(&error), "PAGE_TOKEN");
+}
+
+#[tokio::test]
+async fn own_limits_hold_on_every_replica_and_move_with_their_counters() {
+    const USERS: usize = 40;
+    let (_folder, file) = token();
+    let secret = tempfile::tempdir().unwrap();
+    let overrides = [("admin.token_file", &*file)];
+    let first = replica_with(RULES, &secret, "off", &overrides).await;
+    let address = cluster_view(&first).await["members"][0]["address"].as_str().unwrap().to_owned();
+    let second = replica_with(RULES, &secret, &address, &overrides).await;
+    until_linked(&first).await;
+    until_linked(&second).await;
+    let limit = |user: usize| SetLimit { limit: Some(own(&user.to_string(), 10)), replaces_version: Some(0) };
+    let results = set_all(&first, (0..USERS).map(limit).collect()).await;
+    assert!(results.iter().all(|result| result.error.is_none() && result.limit.is_some()), "{results:?}");
+    let charge_all = async |replica: &Service, hits| {
+        let user = |user: usize| with_hits(request("user", &user.to_string()), hits);
+        check(replica, each((0..USERS).map(user).collect())).await
+    };
+    for (replica, left) in [(&first, 6), (&second, 2)] {
+        let answers = charge_all(replica, 4).await;
+        assert_eq!(remaining(&answers), vec![vec![left]; USERS]);
+        assert!(answers.iter().all(|answer| answer.limits[0].requests_per_unit == 10));
+    }
+    let results = get(&second, &["0", "1", "2", "3"]).await;
+    assert!(results.iter().all(|result| result.limit.as_ref().unwrap().requests_per_unit == Some(10)));
+    // A lower limit binds at once, also at a replica that has just been refused.
+    let lower = |user: usize| SetLimit { limit: Some(own(&user.to_string(), 8)), replaces_version: None };
+    set_all(&second, (0..USERS).map(lower).collect()).await;
+    assert_eq!(verdicts(&charge_all(&first, 1).await), [Verdict::Denied; USERS]);
+    let higher = |user: usize| SetLimit { limit: Some(own(&user.to_string(), 20)), replaces_version: None };
+    set_all(&first, (0..USERS).map(higher).collect()).await;
+    assert_eq!(remaining(&charge_all(&second, 1).await), vec![vec![11]; USERS]);
+    first.terminate().await;
+    until(async || {
+        let view = cluster_view(&second).await;
+        (view["members"].as_array().unwrap().iter().filter(|member| member["state"] == "serving").count()
+            <= 1)
+            .then_some(())
+    })
+    .await;
+    let answers = charge_all(&second, 1).await;
+    assert_eq!(remaining(&answers), vec![vec![10]; USERS]);
+    assert!(answers.iter().all(|answer| answer.limits[0].requests_per_unit == 20 && !answer.degraded));
+}
