@@ -18,7 +18,7 @@ use crate::{
 
 mod rate_limit;
 
-pub(crate) use rate_limit::{CalendarDraft, GivenKey, PenaltyDraft, RateLimitDraft};
+pub(crate) use rate_limit::{CalendarDraft, GivenKey, OwnDraft, PenaltyDraft, RateLimitDraft};
 
 /// The values of `on_denied`.
 pub(crate) const ON_DENIED: [(&str, OnDenied); 2] =

@@ -1,19 +1,9 @@
 //! Limits of their own: the numbers that a key may have in place of those of its rule.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
-use tollgate_counter::algorithm::{Limit, OwnTerms};
-
-use crate::{
-    Allowance, Problems,
-    diagnostics::{Diagnostics, RuleOrigin},
-    file::RateLimitDraft,
-    keys::KeySection,
-    limit,
-    reader::{Located, MappingFields},
-    yaml::{Mark, YamlNode},
-};
+use tollgate_counter::algorithm::OwnTerms;
 
 /// The number that stands for each number of an unlimited key. Its counter counts, and refuses nothing.
 const UNLIMITED_NUMBER: u64 = u32::MAX as u64;
@@ -44,21 +34,17 @@ pub struct OwnNumbers {
     pub unlimited: bool,
 }
 
-/// The value of `own`.
-#[derive(Clone, Debug)]
-pub(crate) struct OwnDraft {
-    mark: Mark,
-    bounds: Vec<(&'static str, Located<u64>)>,
-    unlimited: bool,
-}
+/// Makes the terms of a rule with these numbers in place of its own. An error says why it cannot have them.
+pub(crate) type CompileOwn = dyn Fn(&[(&'static str, u64)]) -> Result<OwnTerms, String> + Send + Sync;
 
 /// What keys of a rule may have of their own.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct OwnBounds {
-    // Without `own`.
-    draft: RateLimitDraft,
     bounds: Vec<(&'static str, u64)>,
     unlimited: bool,
+    // The numbers that the rule gives.
+    given: Vec<&'static str>,
+    compile: Arc<CompileOwn>,
 }
 
 /// The bounds alone: the rest is in the limit of the rule.
@@ -79,7 +65,7 @@ impl fmt::Display for OwnBounds {
 
 impl OwnNumbers {
     /// The names of the numbers, as in rule files.
-    const NAMES: [&str; 5] =
+    pub(crate) const NAMES: [&str; 5] =
         ["requests_per_unit", "burst", "refill_amount", "max_in_flight", "overdraft_limit"];
 
     /// The numbers that are given, with their names.
@@ -91,69 +77,20 @@ impl OwnNumbers {
     }
 }
 
-impl OwnDraft {
-    /// Reads the value of `own`.
-    pub(crate) fn read(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        let fields = MappingFields::read(node, KeySection::Own, diagnostics)?;
-        let unlimited = fields.boolean("unlimited", diagnostics).is_some_and(|boolean| boolean.value);
-        let mut bounds = Vec::new();
-        for name in OwnNumbers::NAMES {
-            let Some(pair) = fields.pair(name) else { continue };
-            let Some(bound) = MappingFields::read(&pair.value, KeySection::OwnBound, diagnostics) else {
-                continue;
-            };
-            if bound.pair("max").is_none() {
-                diagnostics.add(pair.mark, format!("`{name}` needs a `max`, the largest number of a key"));
-            }
-            let max = bound.integer("max", diagnostics);
-            if let Some(max) = max.as_ref().filter(|max| max.value == 0) {
-                diagnostics.add(max.mark, "`max` is at least 1");
-            }
-            bounds.extend(max.map(|max| (name, max)));
-        }
-        if fields.pairs().next().is_none() {
-            let what = "`own` names no number that a key may have, as in `requests_per_unit: {max: 1000}`";
-            diagnostics.add(node.mark, what);
-        }
-        Some(Self { mark: fields.mark, bounds, unlimited })
-    }
-}
-
 impl OwnBounds {
-    /// The bounds of a rule whose limit is `limit`. Problems are reported.
+    /// The bounds of a rule that gives these numbers.
     pub(crate) fn new(
-        draft: &RateLimitDraft,
-        limit: &Limit,
-        diagnostics: &mut Diagnostics<'_>,
-    ) -> Option<Self> {
-        let OwnDraft { mark, bounds, unlimited } = draft.own.as_ref()?;
-        let without_own = RateLimitDraft { own: None, quotas: Vec::new(), candidate: None, ..draft.clone() };
-        let own = Self {
-            draft: without_own,
-            bounds: bounds.iter().map(|(name, max)| (*name, max.value)).collect(),
-            unlimited: *unlimited,
-        };
-        for (name, max) in bounds {
-            if draft.given(name).is_none() && !own.may_be_added(name, limit) {
-                let what = format!("`{name}` is no number of this limit, so a key cannot have its own");
-                diagnostics.add(max.mark, what);
-                return None;
-            }
-        }
-        let all = own.bounds.iter().copied();
-        match own.limit_with(all) {
-            Ok(_) => Some(own),
-            Err(why) => {
-                diagnostics.add(*mark, format!("the largest numbers of a key do not fit the rule: {why}"));
-                None
-            }
-        }
+        bounds: Vec<(&'static str, u64)>,
+        unlimited: bool,
+        given: Vec<&'static str>,
+        compile: Arc<CompileOwn>,
+    ) -> Self {
+        Self { bounds, unlimited, given, compile }
     }
 
-    /// Whether the limit may have a number that the rule does not give.
-    fn may_be_added(&self, name: &str, limit: &Limit) -> bool {
-        let with = self.limit_with([(name, 1)].into_iter());
-        name == "burst" && with.is_ok_and(|with| with.kind() == limit.kind())
+    /// The largest number of each.
+    pub(crate) fn largest(&self) -> &[(&'static str, u64)] {
+        &self.bounds
     }
 
     /// What decides on a key with these numbers.
@@ -177,7 +114,7 @@ impl OwnBounds {
                 Some(_) => {}
             }
         }
-        self.terms_with(numbers.given())
+        (self.compile)(&numbers.given().collect::<Vec<_>>())
     }
 
     /// The numbers within the bounds, as after a change of the rule; `None` if none of them is allowed any longer.
@@ -208,42 +145,15 @@ impl OwnBounds {
             "max_in_flight" => (name, UNLIMITED_PLACES),
             _ => (name, UNLIMITED_NUMBER),
         };
-        let given = OwnNumbers::NAMES
-            .into_iter()
-            .filter(|name| *name != "overdraft_limit" && self.draft.given(name).is_some());
-        let terms = self.terms_with(given.map(largest))?;
+        let given = self.given.iter().filter(|name| **name != "overdraft_limit");
+        let terms = (self.compile)(&given.map(|name| largest(name)).collect::<Vec<_>>())?;
         Ok(OwnTerms { requests_per_unit: OwnTerms::UNLIMITED, ..terms })
-    }
-
-    fn terms_with(&self, numbers: impl Iterator<Item = (&'static str, u64)>) -> Result<OwnTerms, String> {
-        let draft = self.draft_with(numbers);
-        let (limit, requests_per_unit) = compile(&draft)?;
-        Ok(OwnTerms { limit, requests_per_unit })
-    }
-
-    fn limit_with<'n>(&self, numbers: impl Iterator<Item = (&'n str, u64)>) -> Result<Limit, String> {
-        Ok(compile(&self.draft_with(numbers))?.0)
-    }
-
-    fn draft_with<'n>(&self, numbers: impl Iterator<Item = (&'n str, u64)>) -> RateLimitDraft {
-        let mut draft = self.draft.clone();
-        numbers.for_each(|(name, number)| draft.set(name, number));
-        draft
     }
 }
 
-/// The limit of a rule, and what it displays.
-fn compile(draft: &RateLimitDraft) -> Result<(Limit, u64), String> {
-    let mut problems = Problems::default();
-    let origin = RuleOrigin::File("own".to_owned().into());
-    let terms = limit::terms(draft, &mut Diagnostics::new(origin.into(), &mut problems));
-    let why = || problems.iter().next().map_or_else(String::new, |problem| problem.what.clone());
-    match terms {
-        Some(terms) if problems.is_empty() => match terms.allowance {
-            Allowance::Limited(limit) => Ok((limit, terms.displayed_limit.requests_per_unit)),
-            Allowance::Unlimited => Err("the rule is unlimited".to_owned()),
-        },
-        _ => Err(why()),
+impl fmt::Debug for OwnBounds {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{self}")
     }
 }
 
@@ -252,7 +162,7 @@ mod tests {
     use super::*;
     use crate::{
         Rules,
-        keys::{self, KEYS},
+        keys::{self, KEYS, KeySection},
     };
 
     fn rules(limit: &str) -> Result<Rules, String> {

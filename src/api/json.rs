@@ -14,7 +14,7 @@ use tollgate_wire::{
     proto::{envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status},
 };
 
-use crate::api::call::Method;
+use crate::api::call::{Method, OperatorVerb, SingleMethod};
 
 /// Why a JSON text is not a valid request.
 #[derive(Debug, thiserror::Error)]
@@ -44,8 +44,8 @@ pub(super) enum JsonError {
 /// fields and trailing characters are errors.
 pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Result<Vec<u8>, JsonError> {
     let position = match method {
+        Method::Decide(_) | Method::Single(SingleMethod::Operator(OperatorVerb::SetLimits)) => Position::Call,
         Method::ShouldRateLimit | Method::Single(_) => Position::Request,
-        Method::Decide(_) => Position::Call,
     };
     check_bounds(position, json, bounds)?;
     let mut reader = serde_json::Deserializer::from_slice(json);
@@ -120,8 +120,10 @@ struct BoundsCheck<'c> {
 enum Position {
     Call,
     Requests,
-    /// A request of a call that has several.
+    /// A request of a call that has several, or a limit to set.
     RequestOfCall,
+    /// The limit in it.
+    OwnLimit,
     Request,
     Descriptors,
     Descriptor,
@@ -133,8 +135,12 @@ enum Position {
 #[derive(Clone, Copy, Deserialize)]
 #[serde(field_identifier, rename_all = "lowercase")]
 enum JsonField {
+    #[serde(alias = "limits")]
     Requests,
+    Limit,
+    Descriptor,
     Descriptors,
+    #[serde(alias = "prefix")]
     Entries,
     #[serde(other)]
     Other,
@@ -157,6 +163,7 @@ impl<'de> DeserializeSeed<'de> for BoundsCheck<'_> {
             Position::Call
             | Position::Requests
             | Position::Request
+            | Position::OwnLimit
             | Position::Descriptors
             | Position::Entries => Ok(()),
             Position::RequestOfCall => self.count.size.request(),
@@ -182,7 +189,9 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
                 (Position::Request | Position::RequestOfCall, JsonField::Descriptors) => {
                     Position::Descriptors
                 }
-                (Position::Descriptor, JsonField::Entries) => Position::Entries,
+                (Position::RequestOfCall, JsonField::Limit) => Position::OwnLimit,
+                (Position::OwnLimit, JsonField::Descriptor) => Position::Descriptor,
+                (Position::Descriptor | Position::Request, JsonField::Entries) => Position::Entries,
                 _another => {
                     map.next_value::<IgnoredAny>()?;
                     continue;
@@ -201,6 +210,7 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
             // The parser rejects a list here.
             Position::Call
             | Position::RequestOfCall
+            | Position::OwnLimit
             | Position::Request
             | Position::Descriptor
             | Position::Entry => {

@@ -190,7 +190,6 @@ impl ApiMetrics {
                 OperatorError::Access(AccessError::NoToken | AccessError::Unusable)
                 | OperatorError::LimitOrHits(_)
                 | OperatorError::NotEscaped(_)
-                | OperatorError::OwnLimits(_)
                 | OperatorError::NotListed
                 | OperatorError::PageToken
                 | OperatorError::NoCounter { .. },

@@ -15,14 +15,17 @@ use tokio::{
 use tollgate::{
     api::{
         Method,
-        call::{HoldVerb, SingleMethod, Verb},
+        call::{HoldVerb, OperatorVerb, SingleMethod, Verb},
         json::request_text,
     },
     settings::CATALOG,
 };
 use tollgate_wire::proto::{
     envoy::service::ratelimit::v3::RateLimitRequest,
-    tollgate::v1::{CheckResponse, PeekRequest, Request, SettleRequest, question_answer::Result as Answered},
+    tollgate::v1::{
+        CheckResponse, OwnLimit, PeekRequest, Request, SetLimit, SetLimitsRequest, SettleRequest,
+        question_answer::Result as Answered,
+    },
 };
 
 use crate::{
@@ -57,7 +60,10 @@ enum Door {
 
 impl Door {
     fn all() -> impl Iterator<Item = Self> {
-        let methods = || Method::ALL.iter().copied();
+        // A list has no descriptors.
+        let lists =
+            |method| matches!(method, Method::Single(SingleMethod::Operator(OperatorVerb::ListLimits)));
+        let methods = move || Method::ALL.iter().copied().filter(move |method| !lists(*method));
         methods().map(Self::Grpc).chain(methods().map(Self::Json)).chain([
             Self::Together,
             Self::Question,
@@ -68,7 +74,9 @@ impl Door {
     /// Whether its calls have several requests.
     fn has_requests(self) -> bool {
         match self {
-            Self::Grpc(method) | Self::Json(method) => matches!(method, Method::Decide(_)),
+            Self::Grpc(method) | Self::Json(method) => {
+                matches!(method, Method::Decide(_)) || sets_limits(method)
+            }
             Self::Together | Self::Question => true,
             Self::Explain => false,
         }
@@ -112,6 +120,11 @@ fn repeated(one: &RateLimitRequest, requests: usize) -> Vec<Request> {
     vec![Request::decode(&*one.encode_to_vec()).unwrap(); requests]
 }
 
+/// Whether its message has limits to set, each with one descriptor.
+fn sets_limits(method: Method) -> bool {
+    matches!(method, Method::Single(SingleMethod::Operator(OperatorVerb::SetLimits)))
+}
+
 /// Whether its message names a reservation.
 fn names_reservation(method: Method) -> bool {
     matches!(method, Method::Single(SingleMethod::Hold(HoldVerb::Settle | HoldVerb::Cancel)))
@@ -122,6 +135,12 @@ fn names_reservation(method: Method) -> bool {
 fn message(method: Method, one: &RateLimitRequest, requests: usize) -> Vec<u8> {
     if let Method::Decide(_) = method {
         return PeekRequest { requests: repeated(one, requests) }.encode_to_vec();
+    }
+    if sets_limits(method) {
+        let Request { domain, descriptors, .. } = repeated(one, 1).remove(0);
+        let limit = OwnLimit { domain, descriptor: descriptors.into_iter().next(), ..OwnLimit::default() };
+        let limits = vec![SetLimit { limit: Some(limit), replaces_version: None }; requests];
+        return SetLimitsRequest { limits }.encode_to_vec();
     }
     let mut bytes = one.encode_to_vec();
     if names_reservation(method) {
@@ -134,6 +153,10 @@ fn json_body(method: Method, one: &RateLimitRequest, requests: usize) -> String 
     let mut one: Value = serde_json::from_str(&request_text(one).unwrap()).unwrap();
     if let Method::Decide(_) = method {
         return json!({ "requests": vec![one; requests] }).to_string();
+    }
+    if sets_limits(method) {
+        let limit = json!({"limit": {"domain": one["domain"], "descriptor": one["descriptors"][0]}});
+        return json!({ "limits": vec![limit; requests] }).to_string();
     }
     if names_reservation(method) {
         one["reservationId"] = "a".into();
@@ -200,7 +223,9 @@ async fn each_bound_acts_alike_over_every_door() {
             let largest = if matches!(door, Door::Together) { largest_together } else { largest };
             assert_eq!(door.refusal(&service, largest).await, None, "{door:?} {largest:?}");
             for (part, name) in ["requests", "descriptors", "entries"].into_iter().enumerate() {
-                if name == "requests" && !door.has_requests() {
+                let has_one_descriptor =
+                    matches!(door, Door::Grpc(method) | Door::Json(method) if sets_limits(method));
+                if name == "requests" && !door.has_requests() || name == "descriptors" && has_one_descriptor {
                     continue;
                 }
                 let mut parts = [1, 1, 1];

@@ -343,7 +343,7 @@ impl DescriptorTerms {
         let fits =
             candidate.as_ref().is_none_or(|tried| limit::candidate_fits(draft, &rule, tried, diagnostics));
         let own = match &rule.allowance {
-            Allowance::Limited(limit) => OwnBounds::new(draft, limit, diagnostics),
+            Allowance::Limited(limited) => limit::own_bounds(draft, limited, diagnostics),
             Allowance::Unlimited => None,
         };
         fits.then_some(Self { rule, candidate, own })

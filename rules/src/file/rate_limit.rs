@@ -8,7 +8,7 @@ use crate::{
     denial_body::denial_body,
     diagnostics::Diagnostics,
     keys::{self, KeySection, RuleKey, Takes},
-    own::OwnDraft,
+    own::OwnNumbers,
     quotas,
     reader::{Located, MappingFields},
     yaml::{Mark, YamlNode, YamlPair, YamlValue},
@@ -53,6 +53,15 @@ pub(crate) struct PenaltyDraft {
     pub(crate) factor: Option<Located<u64>>,
     pub(crate) max: Option<Located<String>>,
     pub(crate) forget_after: Option<Located<String>>,
+}
+
+/// The value of `own`.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnDraft {
+    pub(crate) mark: Mark,
+    /// The largest number of each.
+    pub(crate) bounds: Vec<(&'static str, Located<u64>)>,
+    pub(crate) unlimited: bool,
 }
 
 /// A key that is present.
@@ -256,6 +265,33 @@ impl PenaltyDraft {
     /// Whether a key is present.
     pub(crate) fn is_given(&self, name: &str) -> bool {
         self.given.iter().any(|given| given == name)
+    }
+}
+
+impl OwnDraft {
+    fn read(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        let fields = MappingFields::read(node, KeySection::Own, diagnostics)?;
+        let unlimited = fields.boolean("unlimited", diagnostics).is_some_and(|boolean| boolean.value);
+        let mut bounds = Vec::new();
+        for name in OwnNumbers::NAMES {
+            let Some(pair) = fields.pair(name) else { continue };
+            let Some(bound) = MappingFields::read(&pair.value, KeySection::OwnBound, diagnostics) else {
+                continue;
+            };
+            if bound.pair("max").is_none() {
+                diagnostics.add(pair.mark, format!("`{name}` needs a `max`, the largest number of a key"));
+            }
+            let max = bound.integer("max", diagnostics);
+            if let Some(max) = max.as_ref().filter(|max| max.value == 0) {
+                diagnostics.add(max.mark, "`max` is at least 1");
+            }
+            bounds.extend(max.map(|max| (name, max)));
+        }
+        if fields.pairs().next().is_none() {
+            let what = "`own` names no number that a key may have, as in `requests_per_unit: {max: 1000}`";
+            diagnostics.add(node.mark, what);
+        }
+        Some(Self { mark: fields.mark, bounds, unlimited })
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
 
 mod buckets;
 mod concurrency;
+mod own;
 mod penalty;
 mod period;
 mod queue;
@@ -20,6 +21,7 @@ mod terms;
 mod value;
 mod windows;
 
+pub(crate) use own::own_bounds;
 pub(crate) use terms::RuleTerms;
 pub use value::KeyValue;
 

@@ -10,7 +10,7 @@ mod operator;
 mod reason;
 
 pub use call::{CallError, RequestFault, RlsDecodeError};
-pub use operator::{AccessError, OWN_LIMITS_MAX, OperatorError};
+pub use operator::{AccessError, OperatorError};
 pub(in crate::api) use reason::details;
 
 pub(in crate::api) use reason::Reason;

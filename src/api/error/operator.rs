@@ -19,9 +19,6 @@ pub enum OperatorError {
         "descriptors[{0}]: a key or a value is not escaped: a backslash is `\\\\`, a byte that is not UTF-8 is as `\\xE9`"
     )]
     NotEscaped(usize),
-    /// No limit, or too many in one call.
-    #[error("{0} limits in one call, but it takes 1 to {OWN_LIMITS_MAX}")]
-    OwnLimits(usize),
     /// The limits of their own are in the shared store, which is not searched.
     #[error("limits of their own are in the shared store and cannot be listed; ask for each with GetLimits")]
     NotListed,
@@ -37,9 +34,6 @@ pub enum OperatorError {
         error: NoCounter,
     },
 }
-
-/// The most limits that one call sets.
-pub const OWN_LIMITS_MAX: usize = 1_000;
 
 /// Why a caller is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,7 +57,6 @@ impl Reason for OperatorError {
         match self {
             Self::LimitOrHits(_) => (Code::InvalidArgument, "LIMIT_OR_HITS"),
             Self::NotEscaped(_) => (Code::InvalidArgument, "NOT_ESCAPED"),
-            Self::OwnLimits(_) => (Code::InvalidArgument, "TOO_MANY_LIMITS"),
             Self::NotListed => (Code::Unimplemented, "NOT_LISTED"),
             Self::PageToken => (Code::InvalidArgument, "PAGE_TOKEN"),
             Self::Access(error) => error.reason(),

@@ -9,7 +9,7 @@ use tollgate_counter::{
     descriptor::{Entry, escaped},
     time::Timestamp,
 };
-use tollgate_limiter::limiter::{ActiveView, CounterRef, NoCounter};
+use tollgate_limiter::limiter::{ActiveView, CallSize, CounterRef, NoCounter, RequestBounds};
 use tollgate_rules::OwnNumbers;
 use tollgate_store::{OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState};
 use tollgate_telemetry::logs::UNLIMITED;
@@ -23,14 +23,16 @@ use tracing::info;
 use crate::api::{
     Api, Error,
     call::CallReply,
-    error::{CallError, OWN_LIMITS_MAX, OperatorError, Reason as _, details},
-    v1::reset::unescaped,
+    error::{CallError, OperatorError, Reason as _, details},
+    v1::{decode::DomainDescriptors, reset::unescaped},
 };
 
 /// How many counters elsewhere are asked at a time.
 const ASKED_AT_ONCE: usize = 64;
 /// The listed limits of a page, unless the call says another number.
 const PAGE: usize = 100;
+/// The most listed limits of a page.
+const PAGE_MAX: usize = 1_000;
 /// The maximum length of a note and of the name of who has set a limit, in bytes.
 const NOTE_MAX: usize = 1_024;
 const SET_BY_MAX: usize = 256;
@@ -82,7 +84,7 @@ impl Api {
     /// Checks all limits, and sets them if all are valid.
     pub(super) async fn set_limits(&self, message: &[u8]) -> Result<CallReply, Error> {
         let v1::SetLimitsRequest { limits } = decoded(message)?;
-        within_bounds(limits.len())?;
+        require_bounds(&limits, self.settings.bounds())?;
         let view = self.limiter.view();
         let checked: Vec<_> = limits.into_iter().map(|limit| check(&view, limit)).collect();
         let invalid = checked.iter().position(Result::is_err);
@@ -105,10 +107,20 @@ impl Api {
         Ok(reply(&v1::SetLimitsResponse { results }))
     }
 
+    /// The domain and the descriptors of a call, which are within the bounds of requests.
+    fn descriptors(&self, message: &[u8]) -> Result<(String, Vec<v1::Descriptor>), Error> {
+        let bounds = self.settings.bounds();
+        DomainDescriptors::decode(message, bounds, |_unknown, _| Ok(()))?;
+        let v1::GetLimitsRequest { domain, descriptors } = decoded(message)?;
+        if descriptors.is_empty() {
+            return Err(CallError::NoRequests.into());
+        }
+        Ok((domain, descriptors))
+    }
+
     /// Reads limits of their own.
     pub(super) async fn get_limits(&self, message: &[u8]) -> Result<CallReply, Error> {
-        let v1::GetLimitsRequest { domain, descriptors } = decoded(message)?;
-        within_bounds(descriptors.len())?;
+        let (domain, descriptors) = self.descriptors(message)?;
         let view = self.limiter.view();
         let read = descriptors.iter().map(|descriptor| read(&view, &domain, descriptor).boxed());
         let results = answered(read.collect()).await;
@@ -117,8 +129,7 @@ impl Api {
 
     /// Removes limits of their own.
     pub(super) async fn clear_limits(&self, message: &[u8]) -> Result<CallReply, Error> {
-        let v1::ClearLimitsRequest { domain, descriptors } = decoded(message)?;
-        within_bounds(descriptors.len())?;
+        let (domain, descriptors) = self.descriptors(message)?;
         let view = self.limiter.view();
         let clear = descriptors.iter().map(|descriptor| clear(&view, &domain, descriptor).boxed());
         let results = answered(clear.collect()).await;
@@ -130,7 +141,7 @@ impl Api {
         let v1::ListLimitsRequest { domain, prefix, page_size, page_token } = decoded(message)?;
         let page = match page_size as usize {
             0 => PAGE,
-            size => size.min(OWN_LIMITS_MAX),
+            size => size.min(PAGE_MAX),
         };
         let mut position = match &*page_token {
             "" => None,
@@ -140,6 +151,8 @@ impl Api {
         if view.has_no_counters() {
             return Err(OperatorError::NotListed.into());
         }
+        let mut size = CallSize::new(self.settings.bounds());
+        prefix.iter().try_for_each(|_| size.entry()).map_err(CallError::from)?;
         let prefix: Vec<_> =
             prefix.iter().map(|entry| (as_text(&entry.key), as_text(&entry.value))).collect();
         let mut limits = Vec::new();
@@ -162,12 +175,22 @@ impl Api {
     }
 }
 
-fn decoded<M: Message + Default>(message: &[u8]) -> Result<M, Error> {
-    M::decode(message).map_err(|_| CallError::Malformed.into())
+/// Each limit counts as a request with one descriptor.
+fn require_bounds(limits: &[v1::SetLimit], bounds: RequestBounds) -> Result<(), CallError> {
+    let mut size = CallSize::new(bounds);
+    for set in limits {
+        size.request()?;
+        let Some(descriptor) = set.limit.as_ref().and_then(|limit| limit.descriptor.as_ref()) else {
+            continue;
+        };
+        size.descriptor()?;
+        descriptor.entries.iter().try_for_each(|_| size.entry())?;
+    }
+    if limits.is_empty() { Err(CallError::NoRequests) } else { Ok(()) }
 }
 
-fn within_bounds(limits: usize) -> Result<(), Error> {
-    if (1..=OWN_LIMITS_MAX).contains(&limits) { Ok(()) } else { Err(OperatorError::OwnLimits(limits).into()) }
+fn decoded<M: Message + Default>(message: &[u8]) -> Result<M, Error> {
+    M::decode(message).map_err(|_| CallError::Malformed.into())
 }
 
 fn reply(message: &impl Message) -> CallReply {

@@ -1,0 +1,62 @@
+//! What keys of a rule may have of their own.
+
+use std::sync::Arc;
+
+use tollgate_counter::algorithm::{Limit, OwnTerms};
+
+use crate::{
+    Allowance, OwnBounds, OwnNumbers, Problems,
+    diagnostics::{Diagnostics, RuleOrigin},
+    file::{OwnDraft, RateLimitDraft},
+    limit,
+};
+
+/// The bounds of the numbers that keys of a rule may have, whose limit is `limit`. Problems are reported.
+pub(crate) fn own_bounds(
+    draft: &RateLimitDraft,
+    limit: &Limit,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<OwnBounds> {
+    let OwnDraft { mark, bounds, unlimited } = draft.own.as_ref()?;
+    let without_own = RateLimitDraft { own: None, quotas: Vec::new(), candidate: None, ..draft.clone() };
+    for (name, max) in bounds {
+        let may_be_added = || {
+            let with = compile(&without_own, &[(name, 1)]);
+            *name == "burst" && with.is_ok_and(|with| with.limit.kind() == limit.kind())
+        };
+        if draft.given(name).is_none() && !may_be_added() {
+            let what = format!("`{name}` is no number of this limit, so a key cannot have its own");
+            diagnostics.add(max.mark, what);
+            return None;
+        }
+    }
+    let given = OwnNumbers::NAMES.into_iter().filter(|name| draft.given(name).is_some()).collect();
+    let bounds = bounds.iter().map(|(name, max)| (*name, max.value)).collect();
+    let compile = Arc::new(move |numbers: &[(&'static str, u64)]| compile(&without_own, numbers));
+    let own = OwnBounds::new(bounds, *unlimited, given, compile.clone());
+    match compile(own.largest()) {
+        Ok(_) => Some(own),
+        Err(why) => {
+            diagnostics.add(*mark, format!("the largest numbers of a key do not fit the rule: {why}"));
+            None
+        }
+    }
+}
+
+/// The terms of a rule with these numbers in place of its own.
+fn compile(draft: &RateLimitDraft, numbers: &[(&'static str, u64)]) -> Result<OwnTerms, String> {
+    let mut draft = draft.clone();
+    numbers.iter().for_each(|(name, number)| draft.set(name, *number));
+    let mut problems = Problems::default();
+    let origin = RuleOrigin::File("own".to_owned().into());
+    let terms = limit::terms(&draft, &mut Diagnostics::new(origin.into(), &mut problems));
+    match terms {
+        Some(terms) if problems.is_empty() => match terms.allowance {
+            Allowance::Limited(limit) => {
+                Ok(OwnTerms { limit, requests_per_unit: terms.displayed_limit.requests_per_unit })
+            }
+            Allowance::Unlimited => Err("the rule is unlimited".to_owned()),
+        },
+        _ => Err(problems.iter().next().map_or_else(String::new, |problem| problem.what.clone())),
+    }
+}
