@@ -85,7 +85,7 @@ impl Grants<'_> {
     pub(crate) fn restore(&self, key: Key, limit: &Limit, granted: Granted, at: Timestamp) {
         let mut locked = LockedSlots::for_key(self.memory, key, at);
         if locked.are_owned() {
-            locked.table(key).set_granted(key, limit, granted);
+            locked.change_side_data(key, |side_data| side_data.set_granted(limit, granted));
             let turn = Turn { returned: granted.hits, granted, ..Turn::default() };
             locked.settle_turn(key, limit, HitRate::default(), turn);
         }
