@@ -140,8 +140,8 @@ enum JsonField {
     Limit,
     Descriptor,
     Descriptors,
-    #[serde(alias = "prefix")]
     Entries,
+    Prefix,
     #[serde(other)]
     Other,
 }
@@ -191,7 +191,9 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
                 }
                 (Position::RequestOfCall, JsonField::Limit) => Position::OwnLimit,
                 (Position::OwnLimit, JsonField::Descriptor) => Position::Descriptor,
-                (Position::Descriptor | Position::Request, JsonField::Entries) => Position::Entries,
+                (Position::Descriptor, JsonField::Entries) | (Position::Request, JsonField::Prefix) => {
+                    Position::Entries
+                }
                 _another => {
                     map.next_value::<IgnoredAny>()?;
                     continue;

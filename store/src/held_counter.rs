@@ -11,7 +11,8 @@ use tollgate_counter::{
 use crate::{
     HOLDS_MAX, HoldId, OwnLimitState, OwnTerms, Settled,
     holds::{Expired, Holds},
-    side_data::{SIDE_DATA_MIN, SideData, put_tagged, tagged},
+    side_data::{SIDE_DATA_MIN, SideData},
+    tagged::{put_tagged, tagged},
 };
 
 mod draft;

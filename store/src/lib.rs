@@ -20,6 +20,7 @@ mod slot_copy;
 mod slot_data;
 mod subscribers;
 mod table;
+mod tagged;
 
 pub use budget::{BYTES_MIN, MemoryReservation};
 pub use check::{Check, CheckRole, OnFull, OnRefusal, Refusal, refuses};

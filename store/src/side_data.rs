@@ -16,7 +16,7 @@ mod codec;
 mod own;
 mod pending;
 
-pub(crate) use codec::{SIDE_DATA_MIN, put_tagged, tagged};
+pub(crate) use codec::SIDE_DATA_MIN;
 pub(crate) use own::OwnLimit;
 pub use own::{
     OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState,

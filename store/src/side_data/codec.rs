@@ -17,8 +17,6 @@ const HOLDS: u8 = 130;
 const CHANGED_HOLDS: u8 = 131;
 /// The tag of a limit of its own.
 const OWN: u8 = 132;
-/// The maximum encoded size of a length, with seven bits in each byte.
-const LENGTH_MAX: usize = usize::BITS.div_ceil(7) as usize;
 
 impl SideData {
     /// Writes a record for each kind that is not idle.
@@ -63,22 +61,4 @@ impl SideData {
     pub(crate) fn add_unknown(&mut self, tag: u8, fields: &[u8]) {
         self.unknown.push(UnknownRecord { tag, fields: fields.into() });
     }
-}
-
-/// Writes a tag, a length and the fields.
-pub(crate) fn put_tagged(bytes: &mut Vec<u8>, tag: u8, body: &[u8]) {
-    let mut length = [0; LENGTH_MAX];
-    let length =
-        postcard::to_slice(&body.len(), &mut length).expect("the buffer has the maximum size of a length");
-    bytes.push(tag);
-    bytes.extend_from_slice(length);
-    bytes.extend_from_slice(body);
-}
-
-/// Splits off what [`put_tagged`] has written.
-pub(crate) fn tagged(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
-    let (tag, rest) = bytes.split_first()?;
-    let (length, rest) = postcard::take_from_bytes(rest).ok()?;
-    let (body, rest) = rest.split_at_checked(length)?;
-    Some((*tag, body, rest))
 }

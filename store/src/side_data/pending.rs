@@ -5,7 +5,7 @@ use tollgate_counter::{
     time::Timestamp,
 };
 
-use crate::side_data::codec::{put_tagged, tagged};
+use crate::tagged::{put_tagged, tagged};
 
 /// Usage on another replica: a counter, less the counter that it started from. Its weight depends on the limit, so it
 /// waits for the next check.

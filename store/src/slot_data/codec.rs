@@ -12,8 +12,9 @@ use tollgate_counter::{
 use crate::{
     SlotData,
     lead::Lead,
-    side_data::{SIDE_DATA_MIN, put_tagged, tagged},
+    side_data::SIDE_DATA_MIN,
     slot_data::SlotDataExtent,
+    tagged::{put_tagged, tagged},
 };
 
 /// The first byte.
