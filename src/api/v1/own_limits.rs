@@ -59,6 +59,9 @@ struct CheckedChange<'s> {
     change: OwnLimitChange,
 }
 
+/// The bytes of a key and a value.
+type OwnedEntry = (Vec<u8>, Vec<u8>);
+
 /// Why one limit is not set or read, with its reason.
 struct LimitError(Code, &'static str, String);
 
@@ -244,12 +247,12 @@ async fn clear(view: &ActiveView<'_>, domain: &str, descriptor: &v1::Descriptor)
     }
 }
 
-fn escaped_entries(entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<(String, String)> {
+fn escaped_entries(entries: &[OwnedEntry]) -> Vec<(String, String)> {
     entries.iter().map(|(key, value)| (escaped_text(key), escaped_text(value))).collect()
 }
 
 /// The unescaped entries of a descriptor that names one counter.
-fn entries(descriptor: &v1::Descriptor) -> Result<Vec<(Vec<u8>, Vec<u8>)>, LimitError> {
+fn entries(descriptor: &v1::Descriptor) -> Result<Vec<OwnedEntry>, LimitError> {
     if descriptor.limit.is_some() || descriptor.hits.is_some() {
         return Err(LimitError::invalid("LIMIT_OR_HITS", "`descriptor` takes neither limits nor hits here"));
     }
@@ -264,7 +267,7 @@ fn entries(descriptor: &v1::Descriptor) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Limit
     Ok(parts.into_iter().map(|(key, value)| (key.into_owned(), value.into_owned())).collect())
 }
 
-fn as_entries(entries: &[(Vec<u8>, Vec<u8>)]) -> Vec<Entry<'_>> {
+fn as_entries(entries: &[OwnedEntry]) -> Vec<Entry<'_>> {
     entries.iter().map(|(key, value)| Entry::new(&**key, &**value)).collect()
 }
 

@@ -115,7 +115,8 @@ impl SlotData {
             _ => PackedCounter::read(tag, body, now).and_then(|packed| match self.extent {
                 SlotDataExtent::All if packed.is_partial() => Decoded::Malformed,
                 SlotDataExtent::All | SlotDataExtent::Some => {
-                    Decoded::Known(drop(self.counters.insert(key, packed)))
+                    self.counters.insert(key, packed);
+                    Decoded::Known(())
                 }
             }),
         };
