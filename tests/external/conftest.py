@@ -33,9 +33,10 @@ CLUSTER_FIXTURES = {"make_cluster", "start_cluster", "share_cluster"}
 def pytest_configure(config):
     config.addinivalue_line("markers", "extended: slow to install or to run; `tests/run --all` runs it")
     config.addinivalue_line("markers", "paced: generates a low load for a minute or two, beside other such tests only")
-    config.addinivalue_line("markers", "timing: measures time or uses all processors; runs alone, with default budgets")
+    config.addinivalue_line("markers", "timing: measures time; runs alone, with default budgets")
     config.addinivalue_line("markers", "tools: of what few changes can break; `tests/run --tools` runs it")
     config.addinivalue_line("markers", "cluster: starts replicas of a cluster, with default budgets; set by its fixtures")
+    config.addinivalue_line("markers", "compiles: builds the program, at a low priority beside others; set by its fixture")
 
 
 def pytest_collection_modifyitems(items):
@@ -45,6 +46,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(item.module.__name__))
         if not CLUSTER_FIXTURES.isdisjoint(item.fixturenames):
             item.add_marker(pytest.mark.cluster)
+        if "image" in item.fixturenames:
+            item.add_marker(pytest.mark.compiles)
 
 
 @pytest.hookimpl(wrapper=True)

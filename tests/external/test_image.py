@@ -13,8 +13,7 @@ import images
 import network
 from processes import PACKAGES, ROOT, eventually
 
-# The compiler uses all processors.
-pytestmark = [pytest.mark.extended, pytest.mark.timing]
+pytestmark = pytest.mark.extended
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 # What ships is built with `dist`. `dev` has the same code paths, libraries and linker, in a fraction of the time.
@@ -42,17 +41,17 @@ def test_dockerfile_passes_hadolint():
 
 
 @pytest.fixture(scope="module")
-def build(module_cleanup, tmp_path_factory):
+def image(module_cleanup, tmp_path_factory):
     for what, missing in (("mount", network.mounts_missing), ("network", network.Namespaces.missing)):
         if reason := missing():
             pytest.skip(f"{what} namespaces: {reason}")
     if lacking := [tool for tool in ("apt-get", "rustup") if not shutil.which(tool)]:
         pytest.skip(f"{lacking[0]}: not installed")
-    return images.Build(DOCKERFILE, tmp_path_factory.mktemp("image"), module_cleanup, ARGUMENTS)
+    return images.Build(DOCKERFILE, tmp_path_factory.mktemp("image"), module_cleanup, ARGUMENTS).stage
 
 
 @pytest.fixture
-def start_container(build, cleanup, tmp_path):
+def start_container(image, cleanup, tmp_path):
     """Runs the image, or another command in it."""
     rules = tmp_path / "rules"
     rules.mkdir()
@@ -61,7 +60,7 @@ def start_container(build, cleanup, tmp_path):
     cleanup.callback(namespaces.remove)
 
     def start(name="container", **options):
-        container = images.Container(build.stage, namespaces.add(), tmp_path / name, rules, **options)
+        container = images.Container(image, namespaces.add(), tmp_path / name, rules, **options)
         cleanup.callback(container.kill)
         return container
 
@@ -84,24 +83,24 @@ def test_build_context_is_exactly_the_sources():
     assert found == wanted
 
 
-def test_image_contains_only_program_and_its_files(build):
-    files = build.stage.files
+def test_image_contains_only_program_and_its_files(image):
+    files = image.files
 
     found = set(map(str, images.below(files, "")))
     assert found == {"tollgate", "LICENSE", "etc/ssl/certs/ca-certificates.crt", "bin/ratelimit"}
     assert (files / "tollgate").stat().st_mode & 0o777 == 0o755
     assert (files / "bin" / "ratelimit").readlink() == pathlib.Path("/tollgate")
     assert "BEGIN CERTIFICATE" in (files / "etc/ssl/certs/ca-certificates.crt").read_text()
-    assert build.stage.labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert image.labels["org.opencontainers.image.licenses"] == "Apache-2.0"
 
 
-def test_image_answers_as_nobody_on_read_only_root(build, start_container):
+def test_image_answers_as_nobody_on_read_only_root(image, start_container):
     container = start_container()
 
     eventually("the service is ready", lambda: container.answers(HTTP, "/readyz"))
-    assert build.stage.ports == {GRPC, HTTP, METRICS, CLUSTER}
+    assert image.ports == {GRPC, HTTP, METRICS, CLUSTER}
     codes = [container.call(HTTP, "/json", "POST", {}, QUESTION).code for _ in range(2)]
-    asked = container.enter([*build.stage.entrypoint, "ask", "edge", "user=ann"])
+    asked = container.enter([*image.entrypoint, "ask", "edge", "user=ann"])
     assert codes == [200, 200]
     assert (asked.returncode, asked.stdout.partition("\n")[0]) == (2, "over limit"), asked
     assert 'tollgate_decisions_total' in container.call(METRICS, "/metrics").body
