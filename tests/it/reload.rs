@@ -60,7 +60,11 @@ impl RunningWatcher {
         let watcher = Watcher::new(settings, Clock::manual(Timestamp::from_nanos(7)), active_rules.clone());
         let task = tokio::spawn(watcher.run());
         let running = Self { directory, active_rules, task };
-        wait_for("the first rules", || running.active_rules.status() != Default::default()).await;
+        let is_tried = || {
+            let status = running.active_rules.status();
+            status.generation > 0 || status.load_errors > 0
+        };
+        wait_for("the first rules", is_tried).await;
         running
     }
 

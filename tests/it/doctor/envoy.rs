@@ -34,7 +34,7 @@ async fn found(service: &Service, envoy: &str) -> (Option<i32>, Vec<Value>) {
     (output.status.code(), report["findings"].as_array().unwrap().clone())
 }
 
-/// The path of a file of `tests/fixtures/envoy`.
+/// The text of a file of `tests/fixtures/envoy`.
 macro_rules! fixture {
     ($name:literal) => {
         include_str!(concat!("../../fixtures/envoy/", $name))

@@ -36,8 +36,8 @@ pub fn router(sources: DoctorSources) -> Router {
     Router::new().route("/doctor", doctor).with_state(Arc::new(sources))
 }
 
-async fn of_replica(State(sources): State<Arc<DoctorSources>>) -> Json<Value> {
-    Json(examination(&sources, &[]).await)
+async fn of_replica(State(sources): State<Arc<DoctorSources>>) -> Result<Json<Value>, AdminError> {
+    examined(sources, Vec::new()).await
 }
 
 /// The findings, with those in what the descriptors of an Envoy and the rules do together.
@@ -48,15 +48,20 @@ async fn of_envoy(
     let body = body.map_err(|error| AdminError::bad_request(error.body_text()))?;
     let sent: Vec<EnvoyDescriptor> =
         serde_json::from_slice(&body).map_err(|error| AdminError::bad_request(error.to_string()))?;
-    Ok(Json(examination(&sources, &sent).await))
+    examined(sources, sent).await
+}
+
+async fn examined(
+    sources: Arc<DoctorSources>,
+    sent: Vec<EnvoyDescriptor>,
+) -> Result<Json<Value>, AdminError> {
+    // With very many rules this takes a while, which no request should wait for.
+    let examined = spawn_blocking(move || examination(&sources, &sent));
+    examined.await.map(Json).map_err(AdminError::unavailable)
 }
 
 /// `findings`, the most urgent ones first; `domains` and `delays` for what the command line compares with an Envoy.
-async fn examination(sources: &DoctorSources, sent: &[EnvoyDescriptor]) -> Value {
-    let reader = sources.metrics.clone();
-    let history = sources.history.clone();
-    // A reading asks all components, for which no request should wait.
-    let of_metrics = spawn_blocking(move || history.findings(&*reader)).await.unwrap_or_default();
+fn examination(sources: &DoctorSources, sent: &[EnvoyDescriptor]) -> Value {
     let rules = sources.active_rules.current();
     let rules = rules.rules();
     let source = &sources.rule_source;
@@ -67,6 +72,7 @@ async fn examination(sources: &DoctorSources, sent: &[EnvoyDescriptor]) -> Value
         findings.extend(cluster::findings(&cluster.view(), &cluster.stats()));
     }
     // Requests of Envoy that are not answered are failed calls too.
+    let of_metrics = sources.history.findings(&*sources.metrics);
     let has_failed = findings.iter().any(|finding| finding.id == FAILED_CALLS);
     findings.extend(of_metrics.into_iter().filter(|finding| !has_failed || finding.id != UNANSWERED));
     findings.extend(rules.into_iter().flat_map(|rules| envoy::findings(rules, source, sent)));
