@@ -1,16 +1,17 @@
 //! What all streams share: the dividers, the outboxes and the bounds.
 
 use std::{
-    collections::HashMap,
     net::SocketAddr,
     ptr,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc,
         atomic::{AtomicU32, Ordering},
     },
     time::Duration,
 };
 
+use dashmap::DashMap;
+use rustc_hash::FxBuildHasher;
 use tokio::time::{MissedTickBehavior, interval};
 use tollgate_counter::{
     descriptor::Key,
@@ -49,7 +50,7 @@ pub struct QuotaService {
     pub(super) memory: QuotaMemory,
     pub(super) stats: QuotaStats,
     clock: Clock,
-    outboxes: RwLock<HashMap<u64, Arc<Outbox>>>,
+    outboxes: DashMap<u64, Arc<Outbox>, FxBuildHasher>,
     next_stream: AtomicU32,
 }
 
@@ -65,7 +66,7 @@ impl QuotaService {
             memory: QuotaMemory::new(settings.memory),
             stats: QuotaStats::default(),
             clock,
-            outboxes: RwLock::default(),
+            outboxes: DashMap::default(),
             next_stream: AtomicU32::new(1),
         }
     }
@@ -95,7 +96,7 @@ impl QuotaService {
         self.stats.streams.fetch_add(1, Ordering::Relaxed);
         let stream = caller.stream(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let outbox = Arc::new(Outbox::new(client));
-        self.outboxes.write().unwrap_or_else(PoisonError::into_inner).insert(stream, outbox.clone());
+        self.outboxes.insert(stream, outbox.clone());
         Ok((BucketOwner { caller, stream }, outbox))
     }
 
@@ -110,7 +111,7 @@ impl QuotaService {
 
     /// Ends a stream with a domain of this size.
     pub(super) fn close(&self, BucketOwner { caller, stream }: BucketOwner, domain: usize) {
-        self.outboxes.write().unwrap_or_else(PoisonError::into_inner).remove(&stream);
+        self.outboxes.remove(&stream);
         self.stats.streams.fetch_sub(1, Ordering::Relaxed);
         self.memory.give_back(caller, STREAM_BYTES + domain, self.now());
     }
@@ -127,8 +128,7 @@ impl QuotaService {
             let view = self.limiter.view();
             if !ptr::eq(view.rules(), rules.rules()) {
                 rules = view;
-                let outboxes = self.outboxes.read().unwrap_or_else(PoisonError::into_inner);
-                outboxes.values().for_each(|outbox| outbox.announce_rules());
+                self.outboxes.iter().for_each(|outbox| outbox.announce_rules());
             }
         }
     }
@@ -142,12 +142,8 @@ impl QuotaService {
 
     /// Passes assignments to their streams.
     pub fn deliver(&self, assignments: Assignments) {
-        if assignments.is_empty() {
-            return;
-        }
-        let outboxes = self.outboxes.read().unwrap_or_else(PoisonError::into_inner);
         for of_stream in assignments.chunk_by(|(one, _), (other, _)| one.stream == other.stream) {
-            if let Some(outbox) = outboxes.get(&of_stream[0].0.stream) {
+            if let Some(outbox) = self.outboxes.get(&of_stream[0].0.stream) {
                 outbox.push(
                     of_stream.iter().map(|(id, assignment)| (id.bucket, QuotaAction::Assign(*assignment))),
                 );
@@ -162,8 +158,7 @@ impl QuotaService {
 
     /// The address of the client of a stream of this replica, while the stream is open.
     pub fn client(&self, id: SubscriberId) -> Option<SocketAddr> {
-        let outboxes = self.outboxes.read().unwrap_or_else(PoisonError::into_inner);
-        outboxes.get(&id.stream).filter(|_| id.replica == self.replica)?.client()
+        self.outboxes.get(&id.stream).filter(|_| id.replica == self.replica)?.client()
     }
 
     pub(super) fn now(&self) -> Timestamp {
