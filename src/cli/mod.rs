@@ -99,6 +99,7 @@ mod tests {
             ("counters", "admin.listen"),
             ("doctor", "admin.listen"),
             ("explain", "admin.listen"),
+            ("limits", "http.listen"),
         ] {
             let program = command();
             let tool = program.find_subcommand(tool).unwrap();

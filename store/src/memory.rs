@@ -90,6 +90,10 @@ pub struct StoreStats {
     pub penalties: u64,
     /// Refusals of limits with a penalty that were not recorded for lack of memory.
     pub refusals_unrecorded: u64,
+    /// Keys with a limit of their own, or with one that was removed lately.
+    pub own_limits: usize,
+    /// The bytes of limits of their own.
+    pub own_limit_bytes: usize,
 }
 
 /// Why a check set is not decided on this replica. Nothing was charged.
@@ -173,6 +177,8 @@ impl Memory {
             ids_forgotten: resources.holds.forgotten.get(),
             penalties: resources.penalties.get(),
             refusals_unrecorded: resources.refusals_unrecorded.get(),
+            own_limits: resources.own_limits.load(Ordering::Relaxed),
+            own_limit_bytes: resources.own_limit_bytes.load(Ordering::Relaxed),
         }
     }
 

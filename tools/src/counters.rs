@@ -63,6 +63,7 @@ fn readable(answer: &Value) -> String {
         lines.push(format!("  {}", state(answer)));
     }
     lines.extend(held(&answer["held"]));
+    lines.extend(own_limit(&answer["own_limit"]));
     lines.extend(penalty(&answer["penalty"]));
     lines.push(format!("  counter {}, {}", text("counter"), text("kind")));
     if let Some(note) = answer["note"].as_str() {
@@ -90,6 +91,16 @@ fn held(held: &Value) -> Vec<String> {
 }
 
 /// The refusals that a counter has recorded.
+pub(super) fn own_limit(own: &Value) -> Option<String> {
+    own.is_object().then(|| {
+        let text = |name: &str| own[name].as_str().map(escaped).unwrap_or_default();
+        let note = text("note");
+        let note = if note.is_empty() { note } else { format!("; {note}") };
+        format!("  its own limit: {}{note}", own["numbers"])
+    })
+}
+
+/// What is said of a penalty.
 pub(super) fn penalty(penalty: &Value) -> Option<String> {
     penalty.is_object().then(|| {
         let lasts = match &penalty["ends_after_ms"] {

@@ -10,7 +10,7 @@ use tollgate_wire::descriptor_text;
 use crate::{
     admin_client,
     command::{NO_RULE, OVER_LIMIT, examples, printable_json},
-    counters::{penalty, rule_label},
+    counters::{own_limit, penalty, rule_label},
     request,
 };
 
@@ -109,6 +109,7 @@ fn rule(descriptor: &Value, lines: &mut Vec<String>) {
             counter["before"]["remaining"],
             of["remaining"]
         ));
+        lines.extend(own_limit(&counter["before"]["own_limit"]));
         lines.extend(penalty(&counter["before"]["penalty"]));
         shares(&of["shares"], lines);
         lines.push(format!("  {what}counter {}, {}", text(&counter["key"]), text(&counter["kind"])));

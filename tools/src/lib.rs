@@ -13,6 +13,7 @@ mod counters;
 mod diff;
 mod doctor;
 mod explain;
+mod limits;
 mod request;
 mod simulate;
 mod target;
@@ -24,13 +25,14 @@ pub use command::{USAGE, examples, print};
 use command::report;
 
 /// The tools, in the order of the help.
-pub fn commands() -> [Command; 8] {
+pub fn commands() -> [Command; 9] {
     [
         check::command(),
         ask::command(),
         bench::command(),
         explain::command(),
         counters::command(),
+        limits::command(),
         diff::command(),
         doctor::command(),
         simulate::command(),
@@ -45,6 +47,7 @@ pub fn run(tool: &str, matches: &ArgMatches) -> ExitCode {
         "bench" => report(bench::run(matches)),
         "explain" => report(explain::run(matches)),
         "counters" => report(counters::run(matches)),
+        "limits" => report(limits::run(matches)),
         diff::NAME => diff::run(matches),
         doctor::NAME => doctor::run(matches),
         "simulate" => report(simulate::run(matches)),

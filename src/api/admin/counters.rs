@@ -15,7 +15,7 @@ use tollgate_counter::{
 };
 use tollgate_limiter::limiter::{ActiveView, CounterRef, LimiterMetrics, NoCounter};
 use tollgate_rules::rule_text;
-use tollgate_store::{CounterState, OnExpiry, OpenHold, OpenHolds, Replacement};
+use tollgate_store::{CounterState, OnExpiry, OpenHold, OpenHolds, OwnLimitState, Replacement};
 use tollgate_telemetry::logs::UNLIMITED;
 use tracing::info;
 
@@ -181,6 +181,17 @@ pub(super) fn peeked_json(peeked: &CounterState) -> Value {
     if let Some(penalty) = &peeked.penalty {
         body["penalty"] = penalty_json(penalty);
     }
+    if let Some(own) = peeked.own_limit.as_ref().filter(|own| own.terms.is_some()) {
+        body["own_limit"] = own_limit_json(own);
+    }
+    body
+}
+
+/// A limit of its own, with what its caller has retained with it.
+fn own_limit_json(own: &OwnLimitState) -> Value {
+    let mut body = serde_json::from_slice(&own.record).unwrap_or_else(|_| json!({}));
+    body["version"] = own.version.into();
+    body["expires_after_ms"] = own.expires_after.map(format::millis).into();
     body
 }
 

@@ -42,7 +42,7 @@ impl ResetAccess {
             // No guess: nothing to compare and no file to read.
             None => Err(AccessError::Refused),
         };
-        checked.inspect_err(|error| warn!(%error, "refused a reset"))
+        checked.inspect_err(|error| warn!(%error, "refused a call of an operator"))
     }
 
     async fn compare(&self, headers: &HeaderMap) -> Result<(), AccessError> {

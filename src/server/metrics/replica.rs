@@ -165,6 +165,12 @@ metrics! { ReplicaValues;
     Counter "tollgate_penalty_refusals_unrecorded_total" []
         "Refusals of rules with a penalty that do not count for one because memory is full."
         => |all, family| family.value(all.store.refusals_unrecorded);
+    Gauge "tollgate_own_limits" []
+        "Keys of this replica with a limit of their own, or with one that was removed within an hour. Not over Redis."
+        => |all, family| family.value(all.store.own_limits);
+    Gauge "tollgate_own_limit_bytes" []
+        "Bytes of limits of their own. They take an eighth of the memory limit at most."
+        => |all, family| family.value(all.store.own_limit_bytes);
     Counter "tollgate_clock_steps_total" ["direction"]
         "Steps of the counter clock by more than a minute: forward with the system clock, back when the system clock was corrected."
         => |all, family| {

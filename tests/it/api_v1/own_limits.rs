@@ -3,6 +3,7 @@
 use std::{fs, time::Duration};
 
 use tempfile::TempDir;
+use tokio::{process::Command, time::timeout};
 use tollgate_wire::proto::tollgate::v1::{
     Answer, ClearLimitsRequest, GetLimitsRequest, LimitResult, ListLimitsRequest, OwnLimit, ResetRequest,
     SetLimit, SetLimitsRequest, answer::Verdict,
@@ -11,7 +12,10 @@ use tonic::{Code, Request};
 
 use crate::{
     api_v1::{check, client, descriptor, each, reason, reason_of, remaining, request, verdicts, with_hits},
-    harness::{Service, cluster_view, is_store_in_memory, replica_with, request_for, until, until_linked},
+    harness::{
+        Service, TIMEOUT, cluster_view, is_store_in_memory, replica_with, request_for, until, until_linked,
+    },
+    program::PROGRAM,
 };
 
 const RULES: &str = "
@@ -255,4 +259,52 @@ async fn own_limits_hold_on_every_replica_and_move_with_their_counters() {
     let answers = charge_all(&second, 1).await;
     assert_eq!(remaining(&answers), vec![vec![10]; USERS]);
     assert!(answers.iter().all(|answer| answer.limits[0].requests_per_unit == 20 && !answer.degraded));
+}
+
+#[tokio::test]
+async fn limits_command_sets_exports_and_imports_limits() {
+    let (folder, file) = token();
+    let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
+    let to = service.addresses.http.to_string();
+    let limits = async |arguments: &[&str]| {
+        let mut command = Command::new(PROGRAM);
+        command.arg("limits").args(arguments).args(["--to", &to, "--token-file", &file]).kill_on_drop(true);
+        let output = timeout(TIMEOUT, command.output()).await.unwrap().unwrap();
+        let [out, error] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.code().unwrap(), out, error)
+    };
+    let (code, out, _) =
+        limits(&["set", "shop", "user=ann", "--requests-per-unit", "9", "--note", "gold"]).await;
+    assert_eq!(code, 0);
+    assert!(out.starts_with("shop user=ann: requests_per_unit 9, gold, version "), "{out}");
+    assert_eq!(charge(&service, "ann", 4).await.verdict(), Verdict::Allowed);
+    let (code, out, error) = limits(&["set", "shop", "user=ann", "--requests-per-unit", "5000"]).await;
+    assert_eq!((code, &*out), (1, ""));
+    assert!(error.contains("the `own` of the rule allows 1000"), "{error}");
+    if !is_store_in_memory() {
+        return;
+    }
+    limits(&["set", "shop", "user=bob", "--unlimited"]).await;
+    let (_, exported, _) = limits(&["export"]).await;
+    assert_eq!(exported.lines().count(), 2, "{exported}");
+    assert_eq!(limits(&["clear", "shop", "user=ann"]).await.0, 0);
+    assert_eq!(limits(&["clear", "shop", "user=bob"]).await.0, 0);
+    assert_eq!(limits(&["list"]).await.1.trim(), "");
+    let saved = folder.path().join("limits.jsonl");
+    let path = saved.to_str().unwrap();
+    fs::write(&saved, format!("{exported}{{\"domain\": \"shop\"")).unwrap();
+    let (code, _, error) = limits(&["import", path]).await;
+    assert_eq!(code, 1);
+    assert!(error.contains("limits.jsonl:3: "), "{error}");
+    assert_eq!(limits(&["list"]).await.1.trim(), "", "nothing is set");
+    fs::write(&saved, &exported).unwrap();
+    assert_eq!(
+        limits(&["import", path, "--dry-run"]).await.1.trim(),
+        format!("2 limits in {path}; nothing is set")
+    );
+    for _again in 0..2 {
+        assert_eq!(limits(&["import", path]).await.1.trim(), "2 limits are set");
+    }
+    assert_eq!(limits(&["list", "shop", "user=ann"]).await.1.lines().count(), 1);
+    assert_eq!(limits(&["list"]).await.1.lines().count(), 2);
 }

@@ -31,6 +31,14 @@ function penaltyText({ counter }) {
   return `${lasts}; ${number(penalties)} so far, ${number(refusals)} refusals in a row, forgotten in ${seconds(remembered / 1000)}`;
 }
 
+function ownLimitText({ counter }) {
+  const { own_limit: own } = counter.before;
+  if (!own) return null;
+  const numbers = Object.entries(own.numbers).map(([name, value]) => (value === true ? name : `${name} ${number(value)}`));
+  const end = own.expires_after_ms === null ? [] : [`ends in ${seconds(own.expires_after_ms / 1000)}`];
+  return [...numbers, ...(own.note ? [own.note] : []), ...(own.set_by ? [`set by ${own.set_by}`] : []), ...end].join(", ");
+}
+
 function ruleText(rule) {
   const modes = [
     ["shadow_mode", "shadow mode"],
@@ -65,6 +73,7 @@ function limitTerms(part, prefix) {
     [prefix === "L" ? "Decision" : "Candidate’s decision", verdictText(part.verdict)],
     [prefix === "L" ? "Counter" : "Candidate’s counter", counterText(part)],
     [prefix === "L" ? "Held" : "Held by the candidate", heldText(part)],
+    ...(prefix === "L" ? [["Its own limit", ownLimitText(part)]] : []),
     [prefix === "L" ? "Penalty" : "Candidate’s penalty", penaltyText(part)],
   ];
 }
