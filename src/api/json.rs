@@ -138,7 +138,7 @@ enum JsonField {
     #[serde(alias = "limits")]
     Requests,
     Limit,
-    Descriptor,
+    Key,
     Descriptors,
     Entries,
     Prefix,
@@ -190,7 +190,7 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
                     Position::Descriptors
                 }
                 (Position::RequestOfCall, JsonField::Limit) => Position::OwnLimit,
-                (Position::OwnLimit, JsonField::Descriptor) => Position::Descriptor,
+                (Position::OwnLimit, JsonField::Key) => Position::Descriptor,
                 (Position::Descriptor, JsonField::Entries) | (Position::Request, JsonField::Prefix) => {
                     Position::Entries
                 }

@@ -138,7 +138,7 @@ fn message(method: Method, one: &RateLimitRequest, requests: usize) -> Vec<u8> {
     }
     if sets_limits(method) {
         let Request { domain, descriptors, .. } = repeated(one, 1).remove(0);
-        let limit = OwnLimit { domain, descriptor: descriptors.into_iter().next(), ..OwnLimit::default() };
+        let limit = OwnLimit { domain, key: descriptors.into_iter().next(), ..OwnLimit::default() };
         let limits = vec![SetLimit { limit: Some(limit), replaces_version: None }; requests];
         return SetLimitsRequest { limits }.encode_to_vec();
     }
@@ -155,7 +155,7 @@ fn json_body(method: Method, one: &RateLimitRequest, requests: usize) -> String 
         return json!({ "requests": vec![one; requests] }).to_string();
     }
     if sets_limits(method) {
-        let limit = json!({"limit": {"domain": one["domain"], "descriptor": one["descriptors"][0]}});
+        let limit = json!({"limit": {"domain": one["domain"], "key": one["descriptors"][0]}});
         return json!({ "limits": vec![limit; requests] }).to_string();
     }
     if names_reservation(method) {

@@ -128,7 +128,7 @@ fn named(matches: &ArgMatches) -> Value {
 fn set(matches: &ArgMatches) -> Result<String, String> {
     let mut limit = Map::new();
     limit.insert("domain".into(), domain(matches).into());
-    limit.insert("descriptor".into(), json!({"entries": entries(matches)}));
+    limit.insert("key".into(), json!({"entries": entries(matches)}));
     for (flag, field) in NUMBERS {
         if let Some(number) = matches.get_one::<u64>(flag) {
             limit.insert(field.into(), number.to_string().into());
@@ -173,7 +173,7 @@ fn error(result: &Value) -> Option<String> {
 /// A limit on one line.
 fn readable(limit: &Value) -> String {
     let text = |value: &Value| value.as_str().map(printable::escaped).unwrap_or_default();
-    let entries = limit["descriptor"]["entries"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let entries = limit["key"]["entries"].as_array().map(Vec::as_slice).unwrap_or_default();
     let entries: Vec<_> =
         entries.iter().map(|entry| format!("{}={}", text(&entry["key"]), text(&entry["value"]))).collect();
     let numbers = NUMBERS.iter().filter_map(|(flag, field)| {

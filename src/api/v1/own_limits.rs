@@ -183,7 +183,7 @@ fn require_bounds(limits: &[v1::SetLimit], bounds: RequestBounds) -> Result<(), 
     let mut size = CallSize::new(bounds);
     for set in limits {
         size.request()?;
-        let Some(descriptor) = set.limit.as_ref().and_then(|limit| limit.descriptor.as_ref()) else {
+        let Some(descriptor) = set.limit.as_ref().and_then(|limit| limit.key.as_ref()) else {
             continue;
         };
         size.descriptor()?;
@@ -254,10 +254,10 @@ fn escaped_entries(entries: &[OwnedEntry]) -> Vec<(String, String)> {
 /// The unescaped entries of a descriptor that names one counter.
 fn entries(descriptor: &v1::Descriptor) -> Result<Vec<OwnedEntry>, LimitError> {
     if descriptor.limit.is_some() || descriptor.hits.is_some() {
-        return Err(LimitError::invalid("LIMIT_OR_HITS", "`descriptor` takes neither limits nor hits here"));
+        return Err(LimitError::invalid("LIMIT_OR_HITS", "`key` takes neither limits nor hits here"));
     }
     if descriptor.entries.is_empty() {
-        return Err(LimitError::invalid("NO_ENTRIES", "`descriptor` is missing or has no entries"));
+        return Err(LimitError::invalid("NO_ENTRIES", "`key` is missing or has no entries"));
     }
     let given: Vec<_> =
         descriptor.entries.iter().map(|entry| Entry::new(&*entry.key, &*entry.value)).collect();
@@ -287,7 +287,7 @@ fn millis(now: Timestamp) -> u64 {
 fn check<'s>(view: &'s ActiveView<'_>, set: v1::SetLimit) -> Result<CheckedChange<'s>, LimitError> {
     let v1::SetLimit { limit, replaces_version } = set;
     let limit = limit.ok_or_else(|| LimitError::invalid("NO_LIMIT", "`limit` is missing"))?;
-    let entries = entries(&limit.descriptor.unwrap_or_default())?;
+    let entries = entries(&limit.key.unwrap_or_default())?;
     let counter = view.counter_ref(&limit.domain, &as_entries(&entries))?;
     let numbers = OwnNumbers {
         requests_per_unit: limit.requests_per_unit,
@@ -384,13 +384,12 @@ fn own_limit(record: &OwnLimitRecord, state: &OwnLimitState) -> v1::OwnLimit {
         key: key.clone().into_bytes(),
         value: value.clone().into_bytes(),
     };
-    let descriptor =
-        v1::Descriptor { entries: record.entries.iter().map(entry).collect(), ..Default::default() };
+    let key = v1::Descriptor { entries: record.entries.iter().map(entry).collect(), ..Default::default() };
     let OwnNumbers { requests_per_unit, burst, refill_amount, max_in_flight, overdraft_limit, unlimited } =
         record.numbers;
     v1::OwnLimit {
         domain: record.domain.clone(),
-        descriptor: Some(descriptor),
+        key: Some(key),
         requests_per_unit,
         burst,
         refill_amount,

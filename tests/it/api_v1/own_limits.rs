@@ -51,7 +51,7 @@ fn with_token<T>(message: T) -> Request<T> {
 fn own(user: &str, requests_per_unit: u64) -> OwnLimit {
     OwnLimit {
         domain: "shop".into(),
-        descriptor: Some(descriptor("user", user)),
+        key: Some(descriptor("user", user)),
         requests_per_unit: Some(requests_per_unit),
         ..OwnLimit::default()
     }
@@ -125,12 +125,12 @@ async fn invalid_own_limits_are_refused_and_none_of_their_call_is_set() {
     let (_folder, file) = token();
     let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
     let with = |limit: OwnLimit| SetLimit { limit: Some(limit), replaces_version: None };
-    let of = |key: &str| OwnLimit { descriptor: Some(descriptor(key, "x")), ..own("", 1) };
+    let of = |key: &str| OwnLimit { key: Some(descriptor(key, "x")), ..own("", 1) };
     let mut limited = own("ann", 1);
-    limited.descriptor.as_mut().unwrap().hits = Some(1);
+    limited.key.as_mut().unwrap().hits = Some(1);
     for (bad, expected) in [
         (SetLimit::default(), "NO_LIMIT"),
-        (with(OwnLimit { descriptor: None, ..own("ann", 1) }), "NO_ENTRIES"),
+        (with(OwnLimit { key: None, ..own("ann", 1) }), "NO_ENTRIES"),
         (with(limited), "LIMIT_OR_HITS"),
         (with(own("ann", 1_001)), "OUT_OF_BOUNDS"),
         (with(OwnLimit { burst: Some(1), ..own("ann", 1) }), "OUT_OF_BOUNDS"),
@@ -140,7 +140,7 @@ async fn invalid_own_limits_are_refused_and_none_of_their_call_is_set() {
         (with(of("no")), "NO_RULE"),
         (with(of("staff")), "UNLIMITED"),
         (with(of("plain")), "NO_OWN_LIMITS"),
-        (with(OwnLimit { descriptor: Some(descriptor("user", r"\z")), ..own("", 1) }), "NOT_ESCAPED"),
+        (with(OwnLimit { key: Some(descriptor("user", r"\z")), ..own("", 1) }), "NOT_ESCAPED"),
         (
             with(OwnLimit { expires_after: Some(Duration::ZERO.try_into().unwrap()), ..own("ann", 1) }),
             "EXPIRED",
@@ -196,7 +196,7 @@ async fn own_limits_are_listed_in_pages_by_domain_and_prefix() {
     let (mut call, mut listed, mut pages) = (ListLimitsRequest::default(), Vec::new(), 0);
     loop {
         let page = list(call.clone()).await.unwrap().into_inner();
-        let name = |limit: &OwnLimit| limit.descriptor.as_ref().unwrap().entries[0].value.clone();
+        let name = |limit: &OwnLimit| limit.key.as_ref().unwrap().entries[0].value.clone();
         listed.extend(page.limits.iter().map(name));
         pages += 1;
         if page.next_page_token.is_empty() {
