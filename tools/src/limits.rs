@@ -228,7 +228,7 @@ fn import(matches: &ArgMatches) -> Result<String, String> {
         let is_own = |result: &&Value| result["error"]["code"] != ABORTED;
         let failed = batch.iter().zip(results).filter(|(_, result)| result.get("error").is_some());
         let failed: Vec<_> = failed.collect();
-        let worst = failed.iter().find(|(_, result)| is_own(&result)).or(failed.first());
+        let worst = failed.iter().find(|(_, result)| is_own(result)).or(failed.first());
         if let Some(((number, _), result)) = worst {
             let why = error(result).unwrap_or_default();
             return Err(format!("{path}:{number}: {why}; {before}, and others of its batch may be"));
