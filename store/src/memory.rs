@@ -409,6 +409,4 @@ impl Memory {
 }
 
 #[cfg(test)]
-mod own_limit_laws;
-#[cfg(test)]
 pub(super) mod tests;

@@ -192,6 +192,8 @@ impl Dividers {
             self.memory.grants().charge(key, limit, used, now);
             return Assignments::new();
         }
+        // That of the key itself, if it has one.
+        let limit = &*self.memory.grants().limit_in_force(key, limit, now);
         let slot = self.memory.slot(key);
         let begins = matches!(report, DividerReport::Usage(_) | DividerReport::Resumed(_));
         let mut shard = self.shard(slot);

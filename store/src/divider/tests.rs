@@ -8,6 +8,8 @@ use tollgate_counter::{
     time::SECOND,
 };
 
+use crate::{CounterOperation, OwnLimitChange, OwnTerms};
+
 mod laws;
 mod world;
 
@@ -43,6 +45,26 @@ fn rate_is_divided_by_demand_and_follows_a_shift() {
         let most = world.most_in(seconds * SECOND);
         // One more for each client whose part of the burst is below one.
         assert!(most <= 20 + 100 * seconds + 3, "{most} in {seconds} s");
+    }
+}
+
+#[test]
+fn own_limit_of_a_key_is_divided_in_place_of_that_of_its_rule() {
+    for limit in [bucket(100, 20), window(1_000, 10 * SECOND)] {
+        let smaller = match &limit {
+            Limit::TokenBucket(_) => bucket(20, 20),
+            _window => window(200, 10 * SECOND),
+        };
+        let mut world = World::new(limit.clone());
+        let demands = [(1, 150.0), (2, 150.0)];
+        world.run(20.0, &demands, 0.0);
+        let terms = Some(OwnTerms { limit: smaller, requests_per_unit: 20 });
+        let change = OwnLimitChange { terms, expires_after: None, record: Box::default(), replaces: None };
+        let operation = CounterOperation::SetOwnLimit(Box::new(change));
+        world.memory.operate(world.key, &limit, &operation, world.now).unwrap();
+        world.run(20.0, &demands, 0.0);
+        let passed: u64 = world.run(20.0, &demands, 0.0).iter().sum();
+        assert!((340..=420).contains(&passed), "{passed} of 400 by {limit:?}");
     }
 }
 

@@ -2,7 +2,7 @@
 //! the rate of the counter, hits of a slice count as charged until they are used or given back. Callers that request
 //! hits get what is left.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use tollgate_counter::{
     algorithm::{Decision, Granted, HitRate, Limit, Operation, Verdict},
@@ -70,6 +70,11 @@ impl Grants<'_> {
         let turn = divide(view);
         locked.change_side_data(key, |side_data| side_data.set_granted(limit, turn.granted));
         locked.settle_turn(key, limit, before, turn);
+    }
+
+    /// The limit that decides on the counter of `key`: its own, or `limit`.
+    pub(crate) fn limit_in_force<'l>(&self, key: Key, limit: &'l Limit, now: Timestamp) -> Cow<'l, Limit> {
+        LockedSlots::for_key(self.memory, key, now).limit_in_force(key, limit)
     }
 
     /// Continues what another replica has granted of the counter of `key`, which came from there.

@@ -423,4 +423,5 @@ fn logs_count_in_the_memory_budget() {
     assert_eq!(memory.stats().bytes, 0);
 }
 
+mod own_limits;
 mod room;

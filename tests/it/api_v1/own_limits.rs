@@ -217,7 +217,7 @@ async fn own_limits_are_listed_in_pages_by_domain_and_prefix() {
 }
 
 #[tokio::test]
-async fn own_limits_hold_on_every_replica_and_move_with_their_counters() {
+async fn own_limits_hold_in_a_cluster_and_move_with_their_counters() {
     const USERS: usize = 40;
     let (_folder, file) = token();
     let secret = tempfile::tempdir().unwrap();
