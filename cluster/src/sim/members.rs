@@ -113,22 +113,17 @@ fn replicas_agree_within_a_second_of_each_change() {
 }
 
 /// A machine that is too busy for its members: each is silent for longer than the time after which silence leaves it out,
-/// one after the other.
+/// one after the other. `members_silent_by_turns_change_the_placement_seldom` bounds what that moves.
 #[test]
-fn silence_by_turns_moves_few_slots_and_delays_no_replacement() {
+fn dead_member_is_replaced_soon_after_others_were_silent_by_turns() {
     const MEMBERS: usize = 5;
     const ROUNDS: usize = 16;
     let mut world = World::with_shape(SHAPE, 1);
     world.run(&[Start(1), Settle, Start(MEMBERS - 1), Settle, Pass(IDLE)]);
-    let before = world.slots_acquired();
     for round in 0..ROUNDS {
         world.run(&[Freeze(round % MEMBERS), Pass(Duration::from_millis(1_400)), Thaw]);
         world.run(&[Pass(Duration::from_millis(200))]);
     }
-    let moved = world.slots_acquired() - before;
-    let each_time = (2 * SLOTS / MEMBERS) as u64;
-    println!("{moved} slots moved, {} if each silence moved them", ROUNDS as u64 * each_time);
-    assert!(moved <= 3 * each_time, "{moved} slots moved");
     world.run(&[Kill(1), Pass(Duration::from_millis(AGREE_MAX as u64))]);
     let without_owner = world.keys.iter().filter(|key| world.owner(key.key).is_none()).count();
     assert_eq!(without_owner, 0, "keys of the dead member have no owner");

@@ -57,11 +57,6 @@ impl World {
         self.processes.iter().filter(|(_, process)| serves(process)).map(|(number, _)| *number).collect()
     }
 
-    /// How many slots the replicas that run have become the owners of.
-    pub(in crate::sim) fn slots_acquired(&self) -> u64 {
-        self.processes.values().map(|process| process.node.stats().slots_acquired).sum()
-    }
-
     /// The calls that are not answered yet.
     pub(in crate::sim) fn unanswered(&self) -> usize {
         self.open.len()
