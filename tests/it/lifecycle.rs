@@ -213,7 +213,7 @@ descriptors:
 }
 
 #[tokio::test]
-async fn missing_path_of_rules_ends_the_start_unless_rules_are_not_required() {
+async fn missing_path_of_required_rules_ends_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("rulez.yaml").display().to_string();
     let bind = async |required| {

@@ -33,8 +33,9 @@ const ASKED_AT_ONCE: usize = 64;
 const PAGE: usize = 100;
 /// The most listed limits of a page.
 const PAGE_MAX: usize = 1_000;
-/// The maximum length of a note and of the name of who has set a limit, in bytes.
+/// The maximum length of `note`, in bytes.
 const NOTE_MAX: usize = 1_024;
+/// The maximum length of `set_by`, in bytes.
 const SET_BY_MAX: usize = 256;
 
 /// What is retained with a limit of its own, as JSON.

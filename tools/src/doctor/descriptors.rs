@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn domain_of_a_route_or_of_a_network_filter_is_that_of_its_descriptors() {
+    fn descriptors_have_the_domain_of_their_filter() {
         let domains = |message: &str| {
             let all = sent(message).all(&["edge".to_owned()]);
             all.into_iter().map(|one| one.domains.join(",")).collect::<Vec<_>>()

@@ -404,7 +404,7 @@ static_resources:
     }
 
     #[test]
-    fn failure_mode_is_a_warning_if_values_of_clients_are_larger_than_a_call() {
+    fn failure_mode_is_a_warning_if_client_values_exceed_a_call() {
         let open = BOOTSTRAP.replace("failure_mode_deny: true", "failure_mode_deny: false");
         let found = |text: &str| {
             let findings = config(text).findings(&["edge".to_owned()], false);
