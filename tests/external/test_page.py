@@ -154,7 +154,7 @@ def test_keys_show_why_key_is_refused_and_reset_it(loaded_cluster, open_page):
     # Most of the counters have another owner.
     page = open_page(loaded_cluster.replicas[2], view="keys")
     answer = chosen_key(page)
-    expect(answer.get_by_text(r"user=ada\, the first", exact=True)).to_be_visible()
+    expect(answer.get_by_role("heading", name=r"user=ada\, the first", exact=True)).to_be_visible()
     expect(answer).to_contain_text("10 per year")
 
     reset = answer.get_by_role("button", name="Reset this counter")
