@@ -1,5 +1,5 @@
-"""Measures the time of reloads of many rules, and the latency of calls meanwhile; compares programs, and the two
-readers of YAML, by turns. Another time is that of a reload beside a process that keeps the core of the server busy.
+"""Measures the time of reloads of many rules, and the latency of calls meanwhile; compares programs by turns. Another
+time is that of a reload beside a process that keeps the core of the server busy.
 
     python3 benches/serve/reloads.py PROGRAM...
 """
@@ -23,14 +23,9 @@ from servers import Unavailable, log_progress
 RULES = 100_000
 
 
-# Values of the first rule. An escape is left to the parser of all YAML.
-READERS = {"simple": "customer", "all YAML": "customer\u00eb"}
-
-
-def many_rules(turn, reader):
+def many_rules(turn):
     limit = {"unit": "hour", "requests_per_unit": 1_000 + turn}
-    values = [READERS[reader], *(f"customer-{n:06}" for n in range(RULES - 1))]
-    return [{"key": "user", "value": value, "rate_limit": limit} for value in values]
+    return [{"key": "user", "value": f"customer-{n:06}", "rate_limit": limit} for n in range(RULES)]
 
 
 def load(server, binary, flags):
@@ -60,13 +55,13 @@ def measure_busy_core(server, files):
         busy.wait()
 
 
-def measure_reloads(binary, scratch, seconds, reader="simple", has_busy_core=False):
+def measure_reloads(binary, scratch, seconds, has_busy_core=False):
     """The time of repeated reloads of a hundred thousand rules, and the latency of calls meanwhile."""
     log_progress(f"Tollgate: reload of {RULES} rules")
     with servers.Tollgate(binary, scratch) as server:
         before = len(server.generations())
         # Written before the measurement, so that it does not take CPU during it.
-        files = [server.rule_file(f"{turn}.yaml", many_rules(turn, reader)) for turn in range(2)]
+        files = [server.rule_file(f"{turn}.yaml", many_rules(turn)) for turn in range(2)]
         server.replace_rules(files[0])
         servers.eventually("the many rules are active", lambda: server.generations()[before:])
         flags = ["--rate", 2_000, "--connections", 4, "--streams", 50, "--duration", f"{seconds}s"]
@@ -109,22 +104,21 @@ def main():
     parser.add_argument("--seconds", type=int, default=10, help="duration of each measurement")
     arguments = parser.parse_args()
     measure.require("taskset")
-    print("| program | reader | reload (s) | busy core (s) | CPU (s) | p99 meanwhile / quiet |")
-    print("|---|---|---:|---:|---:|---:|")
-    measured = [(program, reader) for program in arguments.program for reader in READERS]
+    print("| program | reload (s) | busy core (s) | CPU (s) | p99 meanwhile / quiet |")
+    print("|---|---:|---:|---:|---:|")
     turns = []
     for _ in range(arguments.turns):
-        for program, reader in measured:
+        for program in arguments.program:
             with tempfile.TemporaryDirectory(prefix="tollgate-reloads-") as scratch:
                 found = measure_reloads(
-                    program.resolve(), pathlib.Path(scratch), arguments.seconds, reader, has_busy_core=True
+                    program.resolve(), pathlib.Path(scratch), arguments.seconds, has_busy_core=True
                 )
-            turns.append(((program, reader), found))
-    for program, reader in measured:
-        rows = [found for of, found in turns if of == (program, reader)]
+            turns.append((program, found))
+    for program in arguments.program:
+        rows = [found for of, found in turns if of == program]
         names = ("reload", "reload busy", "reload CPU", "reload p99")
         reload, busy, cpu, p99 = (statistics.median(row[name] for row in rows) for name in names)
-        print(f"| {program} | {reader} | {reload:.2f} | {busy:.1f} | {cpu:.2f} | {p99:.1f} |")
+        print(f"| {program} | {reload:.2f} | {busy:.1f} | {cpu:.2f} | {p99:.1f} |")
 
 
 if __name__ == "__main__":

@@ -8,16 +8,12 @@ use tollgate_counter::{
     time::Timestamp,
 };
 
-use crate::{
-    Allowance, DenialBody, DenialValues, KeyedDomain, KeyedRules, Rule, RuleInput, Unit, compile, yaml,
-};
+use crate::{Allowance, DenialBody, DenialValues, KeyedDomain, KeyedRules, Rule, RuleInput, Unit, compile};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 
-/// A rule file: it has problems that can be displayed, or rules that can be looked up and limits that decide. Both
-/// readers of YAML agree on it.
+/// A rule file: it has problems that can be displayed, or rules that can be looked up and limits that decide.
 pub fn rules(bytes: &[u8]) {
-    yaml::compare_readers(bytes);
     used(&RuleInput::file("rules.yaml", bytes), "rules.yaml:");
 }
 

@@ -9,7 +9,7 @@ use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
 use crate::yaml::{
     DEPTH_MAX, Mark, Scalar, WEIGHT_MAX, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue, duplicates,
-    is_key, quote, simple, weight_of,
+    is_key, quote, weight_of,
 };
 
 /// The maximum file size: 16 MiB.
@@ -22,10 +22,7 @@ const BEGINS_DOCUMENT: &str = "domain";
 /// Loads all documents of a file.
 pub fn load(bytes: &[u8]) -> YamlStream<'_> {
     match text_of(bytes) {
-        Ok(text) => match simple::load(text) {
-            Some(document) => YamlStream { documents: vec![document], problems: Vec::new() },
-            None => TreeLoader::default().run(text),
-        },
+        Ok(text) => TreeLoader::default().run(text),
         Err(problem) => YamlStream { documents: Vec::new(), problems: vec![problem] },
     }
 }
@@ -342,16 +339,4 @@ fn mark_at(line: usize, column: usize) -> Mark {
 
 fn mark(marker: Marker) -> Mark {
     mark_at(marker.line(), marker.col() + 1)
-}
-
-/// Compares both readers on a text that the one of simple YAML reads. Returns whether it does.
-#[cfg(any(test, fuzzing, feature = "testing"))]
-pub fn compare_readers(bytes: &[u8]) -> bool {
-    let Some((text, document)) = text_of(bytes).ok().and_then(|text| Some((text, simple::load(text)?)))
-    else {
-        return false;
-    };
-    let all = TreeLoader::default().run(text);
-    assert_eq!((all.problems, all.documents), (Vec::new(), vec![document]));
-    true
 }

@@ -14,10 +14,7 @@ use tollgate_counter::printable;
 
 mod load;
 mod scalar;
-mod simple;
 
-#[cfg(any(test, fuzzing, feature = "testing"))]
-pub use load::compare_readers;
 pub use load::{BYTES_MAX, PROBLEMS_MAX, load};
 pub use scalar::Resolved;
 
