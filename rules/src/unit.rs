@@ -1,5 +1,6 @@
 //! Units of time as rule files name them.
 
+use serde::{Deserialize, Serialize};
 use tollgate_counter::{
     algorithm::{Span, Window},
     named,
@@ -8,7 +9,8 @@ use tollgate_counter::{
 named! {
     /// A unit of time, with its name in rule files. All windows are aligned to the Unix epoch: weeks begin on Thursday, a
     /// month is 30 days and a year 365 days.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
     pub enum Unit {
         /// 1 second.
         Second = "second",
@@ -28,6 +30,16 @@ named! {
 }
 
 impl Unit {
+    /// Its place among all units, from 1.
+    pub fn code(self) -> u8 {
+        self as u8 + 1
+    }
+
+    /// The unit at this place.
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code).checked_sub(1)?).copied()
+    }
+
     /// The length in seconds.
     pub const fn seconds(self) -> u32 {
         match self {

@@ -43,11 +43,14 @@ pub(super) enum JsonError {
 /// Converts the request of a method to its encoded message. The bounds are checked before anything is built. Unknown
 /// fields and trailing characters are errors.
 pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Result<Vec<u8>, JsonError> {
-    let position = match method {
-        Method::Decide(_) | Method::Single(SingleMethod::Operator(OperatorVerb::SetLimits)) => Position::Call,
-        Method::ShouldRateLimit | Method::Single(_) => Position::Request,
+    let (position, size) = match method {
+        Method::Decide(_) => (Position::Call, CallSize::new(bounds)),
+        Method::Single(SingleMethod::Operator(OperatorVerb::SetLimits)) => {
+            (Position::Call, CallSize::of_limits(bounds))
+        }
+        Method::ShouldRateLimit | Method::Single(_) => (Position::Request, CallSize::new(bounds)),
     };
-    check_bounds(position, json, bounds)?;
+    check_bounds(position, json, size)?;
     let mut reader = serde_json::Deserializer::from_slice(json);
     let read = DynamicMessage::deserialize(descriptor(method).input(), &mut reader);
     match read.and_then(|message| reader.end().map(|()| message)) {
@@ -89,10 +92,10 @@ fn descriptor(method: Method) -> MethodDescriptor {
     found.expect("the service has every method")
 }
 
-/// Counts requests, descriptors and entries. Malformed text passes if the part before the error is within `bounds`: the
+/// Counts requests, descriptors and entries. Malformed text passes if the part before the error is within the bounds: the
 /// parser builds that part and fails at the same byte.
-fn check_bounds(position: Position, json: &[u8], bounds: RequestBounds) -> Result<(), JsonError> {
-    let mut count = Count { size: CallSize::new(bounds), too_large: None };
+fn check_bounds(position: Position, json: &[u8], size: CallSize) -> Result<(), JsonError> {
+    let mut count = Count { size, too_large: None };
     let mut reader = serde_json::Deserializer::from_slice(json);
     // The parser reports syntax errors.
     let _ = BoundsCheck { count: &mut count, position }.deserialize(&mut reader);

@@ -74,9 +74,7 @@ impl Door {
     /// Whether its calls have several requests.
     fn has_requests(self) -> bool {
         match self {
-            Self::Grpc(method) | Self::Json(method) => {
-                matches!(method, Method::Decide(_)) || sets_limits(method)
-            }
+            Self::Grpc(method) | Self::Json(method) => matches!(method, Method::Decide(_)),
             Self::Together | Self::Question => true,
             Self::Explain => false,
         }
@@ -109,7 +107,7 @@ impl Door {
             }
         };
         let refusal = &text[text.find("more than ")?..];
-        Some(refusal[..=refusal.find(')')?].to_owned())
+        Some(refusal.split_inclusive(')').next()?.to_owned())
     }
 }
 
@@ -140,7 +138,7 @@ fn message(method: Method, one: &RateLimitRequest, requests: usize) -> Vec<u8> {
         let Request { domain, descriptors, .. } = repeated(one, 1).remove(0);
         let limit = OwnLimit { domain, key: descriptors.into_iter().next(), ..OwnLimit::default() };
         let limits = vec![SetLimit { limit: Some(limit), replaces_version: None }; requests];
-        return SetLimitsRequest { limits }.encode_to_vec();
+        return SetLimitsRequest { limits, dry_run: false }.encode_to_vec();
     }
     let mut bytes = one.encode_to_vec();
     if names_reservation(method) {
@@ -238,6 +236,19 @@ async fn each_bound_acts_alike_over_every_door() {
     let known = ["api.max_requests", "api.max_descriptors", "api.max_entries"];
     let bounds = CATALOG.iter().map(|setting| setting.name).filter(|name| name.starts_with("api.max_"));
     assert_eq!(bounds.collect::<Vec<_>>().len(), known.len(), "each bound is asked over every door");
+}
+
+#[tokio::test]
+async fn call_that_sets_limits_has_a_bound_of_its_own() {
+    let service = service(&[("api.max_requests", "2")]).await;
+    for door in Door::all() {
+        let (Door::Grpc(method) | Door::Json(method)) = door else { continue };
+        if sets_limits(method) {
+            assert_eq!(door.refusal(&service, [1_000, 1, 1]).await, None, "{door:?}");
+            let refusal = door.refusal(&service, [1_001, 1, 1]).await.unwrap();
+            assert!(refusal.starts_with("more than 1000 limits"), "{door:?} {refusal}");
+        }
+    }
 }
 
 #[tokio::test]

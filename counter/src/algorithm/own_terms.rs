@@ -9,13 +9,28 @@ use crate::algorithm::{Decision, Limit, Verdict};
 pub struct OwnTerms {
     /// The limit, of the same kind as that of the rule.
     pub limit: Limit,
-    /// The limit as displayed, or [`OwnTerms::UNLIMITED`].
+    /// What is displayed: see [`OwnTerms::displayed`], or [`OwnTerms::UNLIMITED`].
     pub requests_per_unit: u64,
 }
+
+/// The bits of a displayed number. Those above are the code of its unit.
+const NUMBER_BITS: u32 = 61;
+/// The largest displayed number.
+const NUMBER_MAX: u64 = (1 << NUMBER_BITS) - 2;
 
 impl OwnTerms {
     /// Displayed for a limit that refuses nothing.
     pub const UNLIMITED: u64 = u64::MAX;
+
+    /// What is displayed for this number of requests, in the unit with this code from 1 to 7, or in that of the rule (0).
+    pub fn displayed(requests: u64, unit: u8) -> u64 {
+        requests.min(NUMBER_MAX) | u64::from(unit) << NUMBER_BITS
+    }
+
+    /// The number of requests and the code of the unit, of what is displayed.
+    pub fn requests_and_unit(displayed: u64) -> (u64, u8) {
+        (displayed & ((1 << NUMBER_BITS) - 1), (displayed >> NUMBER_BITS) as u8)
+    }
 
     /// Whether it refuses nothing.
     pub fn is_unlimited(&self) -> bool {

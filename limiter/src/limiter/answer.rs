@@ -7,7 +7,7 @@ use tollgate_counter::{
     algorithm::{Decision, Verdict},
     resilience::Overloaded,
 };
-use tollgate_rules::Rule;
+use tollgate_rules::{Rule, Unit};
 use tollgate_store::{CheckRole, Decisions, OwnTerms, Refusal};
 
 use crate::limiter::check_set::{AppliedLimit, CheckSet, CurrentLimit, Modes};
@@ -94,16 +94,19 @@ impl<'s> Status<'s> {
     pub(super) fn with_own(self, own: Option<u64>) -> Self {
         match own {
             None => self,
-            Some(requests_per_unit) => self.with_displayed(requests_per_unit),
+            Some(displayed) => self.with_displayed(displayed),
         }
     }
 
     #[cold]
-    fn with_displayed(self, requests_per_unit: u64) -> Self {
-        let limit = match requests_per_unit {
-            OwnTerms::UNLIMITED => None,
-            requests_per_unit => self.limit.map(|limit| CurrentLimit { requests_per_unit, ..limit }),
-        };
+    fn with_displayed(self, displayed: u64) -> Self {
+        if displayed == OwnTerms::UNLIMITED {
+            return Self { limit: None, ..self };
+        }
+        let (requests_per_unit, unit) = OwnTerms::requests_and_unit(displayed);
+        let unit = |of_rule| Unit::from_code(unit).or(of_rule);
+        let limit =
+            self.limit.map(|limit| CurrentLimit { requests_per_unit, unit: unit(limit.unit), ..limit });
         Self { limit, ..self }
     }
 

@@ -7,6 +7,8 @@
 const CALL_DESCRIPTORS_MAX: usize = 4_096;
 /// The maximum number of entries of all requests of a call.
 const CALL_ENTRIES_MAX: usize = 32_768;
+/// The maximum number of limits that a call sets. Each counts as a request with one descriptor.
+const LIMITS_MAX: usize = 1_000;
 
 /// The maximum number of requests of a call, of descriptors of a request, and of entries of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +30,9 @@ pub enum TooLarge {
         /// The maximum.
         most: usize,
     },
+    /// Too many limits to set.
+    #[error("the call has more than {LIMITS_MAX} limits")]
+    Limits,
     /// Too many descriptors in all requests of a call.
     #[error("the requests of the call have more than {CALL_DESCRIPTORS_MAX} descriptors in all")]
     CallDescriptors,
@@ -54,6 +59,8 @@ pub enum TooLarge {
 #[derive(Clone, Copy, Debug)]
 pub struct CallSize {
     bounds: RequestBounds,
+    // The error if there are too many requests.
+    too_many: TooLarge,
     requests: usize,
     // Of the last request, and of the last descriptor.
     descriptors: usize,
@@ -69,7 +76,14 @@ impl CallSize {
 
     /// An empty call.
     pub fn new(bounds: RequestBounds) -> Self {
-        Self { bounds, requests: 0, descriptors: 0, entries: 0, all_descriptors: 0, all_entries: 0 }
+        let too_many = TooLarge::Requests { most: bounds.requests };
+        Self { bounds, too_many, requests: 0, descriptors: 0, entries: 0, all_descriptors: 0, all_entries: 0 }
+    }
+
+    /// An empty call that sets limits.
+    pub fn of_limits(bounds: RequestBounds) -> Self {
+        let bounds = RequestBounds { requests: LIMITS_MAX, ..bounds };
+        Self { too_many: TooLarge::Limits, ..Self::new(bounds) }
     }
 
     /// The index of the last request; `None` if requests are not counted.
@@ -79,9 +93,8 @@ impl CallSize {
 
     /// Counts the next request.
     pub fn request(&mut self) -> Result<(), TooLarge> {
-        let most = self.bounds.requests;
-        if self.requests >= most {
-            return Err(TooLarge::Requests { most });
+        if self.requests >= self.bounds.requests {
+            return Err(self.too_many);
         }
         (self.requests, self.descriptors, self.entries) = (self.requests + 1, 0, 0);
         Ok(())
@@ -116,7 +129,7 @@ impl TooLarge {
     pub fn is_of_request(self) -> bool {
         match self {
             Self::Descriptors { .. } | Self::Entries { .. } => true,
-            Self::Requests { .. } | Self::CallDescriptors | Self::CallEntries => false,
+            Self::Requests { .. } | Self::Limits | Self::CallDescriptors | Self::CallEntries => false,
         }
     }
 }

@@ -153,6 +153,15 @@ impl RateLimitDraft {
         self.given.retain(|given| given.key.name != name);
         self.given.extend(keys::find(name, KeySection::RateLimit).map(|key| GivenKey { key, mark, value }));
     }
+
+    /// Sets the unit, in place of another period.
+    pub(crate) fn set_unit(&mut self, unit: Unit) {
+        let mark = self.given("requests_per_unit").unwrap_or(self.mark);
+        self.given.retain(|given| !["unit", "unit_multiplier", "window"].contains(&given.key.name));
+        let key = keys::find("unit", KeySection::RateLimit);
+        self.given.extend(key.map(|key| GivenKey { key, mark, value: None }));
+        self.unit = Some(Located { value: unit, mark });
+    }
 }
 
 impl RateLimitDraft {

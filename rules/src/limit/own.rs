@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tollgate_counter::algorithm::{Limit, OwnTerms};
 
 use crate::{
-    Allowance, OwnBounds, OwnNumbers, Problems,
+    Allowance, OwnBounds, OwnNumbers, Problems, Unit,
     diagnostics::{Diagnostics, RuleOrigin},
     file::{OwnDraft, RateLimitDraft},
     limit,
@@ -21,7 +21,7 @@ pub(crate) fn own_bounds(
     let without_own = RateLimitDraft { own: None, quotas: Vec::new(), candidate: None, ..draft.clone() };
     for (name, max) in bounds {
         let may_be_added = || {
-            let with = compile(&without_own, &[(name, 1)]);
+            let with = compile(&without_own, &[(name, 1)], None);
             *name == "burst" && with.is_ok_and(|with| with.limit.kind() == limit.kind())
         };
         if draft.given(name).is_none() && !may_be_added() {
@@ -32,9 +32,9 @@ pub(crate) fn own_bounds(
     }
     let given = OwnNumbers::NAMES.into_iter().filter(|name| draft.given(name).is_some()).collect();
     let bounds = bounds.iter().map(|(name, max)| (*name, max.value)).collect();
-    let compile = Arc::new(move |numbers: &[(&'static str, u64)]| compile(&without_own, numbers));
-    let own = OwnBounds::new(bounds, *unlimited, given, compile.clone());
-    match compile(own.largest()) {
+    let compile = Arc::new(move |numbers: &[(&'static str, u64)], unit| compile(&without_own, numbers, unit));
+    let own = OwnBounds::new(bounds, *unlimited, given, free_period(limit), compile.clone());
+    match compile(own.largest(), None) {
         Ok(_) => Some(own),
         Err(why) => {
             diagnostics.add(*mark, format!("the largest numbers of a key do not fit the rule: {why}"));
@@ -43,9 +43,30 @@ pub(crate) fn own_bounds(
     }
 }
 
-/// The terms of a rule with these numbers in place of its own.
-fn compile(draft: &RateLimitDraft, numbers: &[(&'static str, u64)]) -> Result<OwnTerms, String> {
+/// The nanoseconds of the period of `limit`, if a counter does not depend on it.
+fn free_period(limit: &Limit) -> Option<u64> {
+    match limit {
+        Limit::TokenBucket(_) | Limit::LeakyBucket(_) | Limit::LeakyQueue(_) => {
+            Some(limit.kind().window_nanos())
+        }
+        Limit::Penalized(penalized) => free_period(penalized.limit()),
+        Limit::Classic(_)
+        | Limit::FixedWindow(_)
+        | Limit::SlidingWindow(_)
+        | Limit::SlidingLog(_)
+        | Limit::SteppedBucket(_)
+        | Limit::Concurrency(_) => None,
+    }
+}
+
+/// The terms of a rule with these numbers, and this unit, in place of its own.
+fn compile(
+    draft: &RateLimitDraft,
+    numbers: &[(&'static str, u64)],
+    unit: Option<Unit>,
+) -> Result<OwnTerms, String> {
     let mut draft = draft.clone();
+    unit.into_iter().for_each(|unit| draft.set_unit(unit));
     numbers.iter().for_each(|(name, number)| draft.set(name, *number));
     let mut problems = Problems::default();
     let origin = RuleOrigin::File("own".to_owned().into());
@@ -53,7 +74,9 @@ fn compile(draft: &RateLimitDraft, numbers: &[(&'static str, u64)]) -> Result<Ow
     match terms {
         Some(terms) if problems.is_empty() => match terms.allowance {
             Allowance::Limited(limit) => {
-                Ok(OwnTerms { limit, requests_per_unit: terms.displayed_limit.requests_per_unit })
+                let requests = terms.displayed_limit.requests_per_unit;
+                let requests_per_unit = OwnTerms::displayed(requests, unit.map_or(0, Unit::code));
+                Ok(OwnTerms { limit, requests_per_unit })
             }
             Allowance::Unlimited => Err("the rule is unlimited".to_owned()),
         },

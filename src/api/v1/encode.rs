@@ -119,7 +119,8 @@ fn duration(out: &mut Vec<u8>, field: u8, duration: Duration) {
     });
 }
 
-fn unit(unit: Option<Unit>) -> limit::Unit {
+/// A unit as it is sent.
+pub(super) fn unit(unit: Option<Unit>) -> limit::Unit {
     match unit {
         None => limit::Unit::Unknown,
         Some(Unit::Second) => limit::Unit::Second,

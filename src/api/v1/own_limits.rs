@@ -10,7 +10,7 @@ use tollgate_counter::{
     time::Timestamp,
 };
 use tollgate_limiter::limiter::{ActiveView, CallSize, CounterRef, NoCounter, RequestBounds};
-use tollgate_rules::OwnNumbers;
+use tollgate_rules::{OwnNumbers, Unit};
 use tollgate_store::{OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState};
 use tollgate_telemetry::logs::UNLIMITED;
 use tollgate_wire::{
@@ -24,7 +24,7 @@ use crate::api::{
     Api, Error,
     call::CallReply,
     error::{CallError, OperatorError, Reason as _, details},
-    v1::{decode::DomainDescriptors, reset::unescaped},
+    v1::{decode::DomainDescriptors, encode, reset::unescaped},
 };
 
 /// How many counters elsewhere are asked at a time.
@@ -87,7 +87,7 @@ impl From<NoCounter> for LimitError {
 impl Api {
     /// Checks all limits, and sets them if all are valid.
     pub(super) async fn set_limits(&self, message: &[u8]) -> Result<CallReply, Error> {
-        let v1::SetLimitsRequest { limits } = decoded(message)?;
+        let v1::SetLimitsRequest { limits, dry_run } = decoded(message)?;
         require_bounds(&limits, self.settings.bounds())?;
         let view = self.limiter.view();
         let checked: Vec<_> = limits.into_iter().map(|limit| check(&view, limit)).collect();
@@ -102,6 +102,9 @@ impl Api {
                     v1::LimitResult { error: Some(error.status()), ..v1::LimitResult::default() }
                 };
                 checked.into_iter().map(result).collect()
+            }
+            None if dry_run => {
+                checked.iter().flatten().map(|checked| result(&checked.counter, None)).collect()
             }
             None => {
                 let set = checked.into_iter().flatten().map(|checked| change(&view, checked).boxed());
@@ -181,7 +184,7 @@ impl Api {
 
 /// Each limit counts as a request with one descriptor.
 fn require_bounds(limits: &[v1::SetLimit], bounds: RequestBounds) -> Result<(), CallError> {
-    let mut size = CallSize::new(bounds);
+    let mut size = CallSize::of_limits(bounds);
     for set in limits {
         size.request()?;
         let Some(descriptor) = set.limit.as_ref().and_then(|limit| limit.key.as_ref()) else {
@@ -292,6 +295,7 @@ fn check<'s>(view: &'s ActiveView<'_>, set: v1::SetLimit) -> Result<CheckedChang
     let counter = view.counter_ref(&limit.domain, &as_entries(&entries))?;
     let numbers = OwnNumbers {
         requests_per_unit: limit.requests_per_unit,
+        unit: unit(limit.unit)?,
         burst: limit.burst,
         refill_amount: limit.refill_amount,
         max_in_flight: limit.max_in_flight,
@@ -336,6 +340,22 @@ fn check<'s>(view: &'s ActiveView<'_>, set: v1::SetLimit) -> Result<CheckedChang
         replaces: replaces_version,
     };
     Ok(CheckedChange { counter, record, change })
+}
+
+/// The unit of a number of requests; `None` for that of the rule.
+fn unit(number: i32) -> Result<Option<Unit>, LimitError> {
+    let unit = match v1::limit::Unit::try_from(number) {
+        Ok(v1::limit::Unit::Unknown) => return Ok(None),
+        Ok(v1::limit::Unit::Second) => Unit::Second,
+        Ok(v1::limit::Unit::Minute) => Unit::Minute,
+        Ok(v1::limit::Unit::Hour) => Unit::Hour,
+        Ok(v1::limit::Unit::Day) => Unit::Day,
+        Ok(v1::limit::Unit::Week) => Unit::Week,
+        Ok(v1::limit::Unit::Month) => Unit::Month,
+        Ok(v1::limit::Unit::Year) => Unit::Year,
+        Err(_) => return Err(LimitError::invalid("OUT_OF_BOUNDS", format!("`unit` cannot be {number}"))),
+    };
+    Ok(Some(unit))
 }
 
 /// Applies a change at the counter, and logs it.
@@ -386,8 +406,15 @@ fn own_limit(record: &OwnLimitRecord, state: &OwnLimitState) -> v1::OwnLimit {
         value: value.clone().into_bytes(),
     };
     let key = v1::Descriptor { entries: record.entries.iter().map(entry).collect(), ..Default::default() };
-    let OwnNumbers { requests_per_unit, burst, refill_amount, max_in_flight, overdraft_limit, unlimited } =
-        record.numbers;
+    let OwnNumbers {
+        requests_per_unit,
+        unit,
+        burst,
+        refill_amount,
+        max_in_flight,
+        overdraft_limit,
+        unlimited,
+    } = record.numbers;
     v1::OwnLimit {
         domain: record.domain.clone(),
         key: Some(key),
@@ -405,5 +432,7 @@ fn own_limit(record: &OwnLimitRecord, state: &OwnLimitState) -> v1::OwnLimit {
             nanos: (record.set_at % 1_000 * 1_000_000) as i32,
         }),
         version: state.version,
+        unit: encode::unit(unit).into(),
+        set_by_is_claimed: !record.set_by.is_empty(),
     }
 }

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use tokio::{process::Command, time::timeout};
 use tollgate_wire::proto::tollgate::v1::{
     Answer, ClearLimitsRequest, GetLimitsRequest, LimitResult, ListLimitsRequest, OwnLimit, ResetRequest,
-    SetLimit, SetLimitsRequest, answer::Verdict,
+    SetLimit, SetLimitsRequest, answer::Verdict, limit::Unit,
 };
 use tonic::{Code, Request};
 
@@ -29,6 +29,9 @@ descriptors:
       requests_per_unit: 3
       algorithm: fixed_window
       own: {requests_per_unit: {max: 1000}, unlimited: true}
+  - key: bucket
+    rate_limit:
+      {algorithm: token_bucket, unit: minute, requests_per_unit: 6, own: {requests_per_unit: {max: 600}}}
   - {key: plain, rate_limit: {unit: year, requests_per_unit: 3}}
   - {key: staff, rate_limit: {unlimited: true}}
 ";
@@ -58,7 +61,7 @@ fn own(user: &str, requests_per_unit: u64) -> OwnLimit {
 }
 
 async fn set_all(service: &Service, limits: Vec<SetLimit>) -> Vec<LimitResult> {
-    let call = with_token(SetLimitsRequest { limits });
+    let call = with_token(SetLimitsRequest { limits, dry_run: false });
     client(service).await.set_limits(call).await.unwrap().into_inner().results
 }
 
@@ -102,7 +105,8 @@ async fn own_limit_decides_from_the_next_call_until_it_is_cleared() {
     let [ann, bob] = &*get(&service, &["ann", "bob"]).await else { panic!() };
     let given = ann.limit.clone().unwrap();
     assert!(given.version > 0 && given.set_at.is_some());
-    let expected = OwnLimit { version: given.version, set_at: given.set_at, ..limit };
+    let expected =
+        OwnLimit { version: given.version, set_at: given.set_at, set_by_is_claimed: true, ..limit };
     assert_eq!((given, &bob.limit), (expected, &None));
     // A reset leaves it.
     let reset = ResetRequest { domain: "shop".into(), descriptors: vec![descriptor("user", "ann")] };
@@ -134,6 +138,8 @@ async fn invalid_own_limits_are_refused_and_none_of_their_call_is_set() {
         (with(limited), "LIMIT_OR_HITS"),
         (with(own("ann", 1_001)), "OUT_OF_BOUNDS"),
         (with(OwnLimit { burst: Some(1), ..own("ann", 1) }), "OUT_OF_BOUNDS"),
+        (with(OwnLimit { unit: Unit::Day.into(), ..own("ann", 1) }), "OUT_OF_BOUNDS"),
+        (with(OwnLimit { unit: 9, ..own("ann", 1) }), "OUT_OF_BOUNDS"),
         (with(OwnLimit { requests_per_unit: None, ..own("ann", 1) }), "OUT_OF_BOUNDS"),
         (with(OwnLimit { unlimited: true, ..own("ann", 1) }), "OUT_OF_BOUNDS"),
         (with(OwnLimit { domain: "no".into(), ..own("ann", 1) }), "UNKNOWN_DOMAIN"),
@@ -151,13 +157,41 @@ async fn invalid_own_limits_are_refused_and_none_of_their_call_is_set() {
         let reasons: Vec<_> = results.iter().map(|result| reason(result.error.as_ref().unwrap())).collect();
         assert_eq!(reasons, ["OTHER_LIMIT_INVALID", expected]);
     }
+    let dry_run = async |limits| {
+        let call = with_token(SetLimitsRequest { limits, dry_run: true });
+        client(&service).await.set_limits(call).await.unwrap().into_inner().results
+    };
+    let valid = LimitResult { rule: "per_user".into(), ..LimitResult::default() };
+    assert_eq!(dry_run(vec![with(own("bob", 9))]).await, [valid]);
+    let results = dry_run(vec![with(own("bob", 9)), with(own("ann", 1_001))]).await;
+    assert_eq!(reason(results[1].error.as_ref().unwrap()), "OUT_OF_BOUNDS");
     assert_eq!(get(&service, &["bob"]).await[0].limit, None, "nothing was set");
     let none = with_token(SetLimitsRequest::default());
     let error = client(&service).await.set_limits(none).await.unwrap_err();
     assert_eq!((error.code(), reason_of(&error)), (Code::InvalidArgument, "NO_REQUESTS".into()));
-    let without = SetLimitsRequest { limits: vec![with(own("ann", 1))] };
+    let without = SetLimitsRequest { limits: vec![with(own("ann", 1))], dry_run: false };
     let error = client(&service).await.set_limits(without).await.unwrap_err();
     assert_eq!((error.code(), reason_of(&error)), (Code::Unauthenticated, "WRONG_TOKEN".into()));
+}
+
+#[tokio::test]
+async fn own_limit_of_a_bucket_has_a_unit_of_its_own() {
+    let (_folder, file) = token();
+    let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
+    let limit =
+        OwnLimit { key: Some(descriptor("bucket", "ann")), unit: Unit::Hour.into(), ..own("", 36_000) };
+    let result = set(&service, limit.clone()).await;
+    assert_eq!((result.error, result.limit.unwrap().unit()), (None, Unit::Hour));
+    let call = each(vec![with_hits(request("bucket", "ann"), 6_000)]);
+    let answer = check(&service, call).await.remove(0);
+    let status = &answer.limits[0];
+    assert_eq!((status.requests_per_unit, status.unit()), (36_000, Unit::Hour));
+    assert_eq!((answer.verdict(), status.remaining), (Verdict::Allowed, 30_000));
+    let status = service.status(request_for("shop", "bucket", "ann")).await;
+    let current = status.current_limit.unwrap();
+    assert_eq!((current.requests_per_unit, current.unit().as_str_name()), (36_000, "HOUR"));
+    let above = OwnLimit { requests_per_unit: Some(36_001), ..limit };
+    assert_eq!(reason(&set(&service, above).await.error.unwrap()), "OUT_OF_BOUNDS");
 }
 
 #[tokio::test]

@@ -17,7 +17,8 @@ use crate::{
 /// What happens to two counters: one has a limit of its own, the other a rule with that limit.
 #[derive(Clone, Debug)]
 enum Step {
-    Own(u64),
+    // The factor is that of the period, if the counter does not depend on it.
+    Own(u64, u64),
     Clear,
     Charge(u64),
     Together(u64),
@@ -30,7 +31,7 @@ enum Step {
 
 fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        2 => (1..60_u64).prop_map(Step::Own),
+        2 => (1..60_u64, 1..4_u64).prop_map(|(allowance, factor)| Step::Own(allowance, factor)),
         1 => Just(Step::Clear),
         6 => (1..8_u64).prop_map(Step::Charge),
         2 => (1..8_u64).prop_map(Step::Together),
@@ -80,8 +81,12 @@ proptest! {
                 decisions.iter().copied().map(without_receipt).collect::<Vec<_>>()
             };
             let operation = match step {
-                Step::Own(allowance) => {
-                    limit = every_limit(allowance, SECOND)[index].clone();
+                Step::Own(allowance, factor) => {
+                    let is_free = matches!(
+                        rule.plain(), Limit::TokenBucket(_) | Limit::LeakyBucket(_) | Limit::LeakyQueue(_),
+                    );
+                    let span = if is_free { factor * SECOND } else { SECOND };
+                    limit = every_limit(allowance, span)[index].clone();
                     memory.operate(name, rule, &own(&limit, None), now).unwrap();
                     continue;
                 }

@@ -55,14 +55,14 @@ type RateLimiterClient interface {
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
 	// Replaces counters by unused ones. Needs the admin token: `authorization: Bearer TOKEN` in the metadata.
 	Reset(ctx context.Context, in *ResetRequest, opts ...grpc.CallOption) (*ResetResponse, error)
-	// Gives keys limits of their own: numbers in place of those of their rule. Needs the admin token. All limits are
-	// checked before the first is set; if one is invalid, none is.
+	// Gives keys limits of their own: numbers in place of those of their rule. Needs the admin token, as the next three.
+	// All limits are checked before the first is set; if one is invalid, none is.
 	SetLimits(ctx context.Context, in *SetLimitsRequest, opts ...grpc.CallOption) (*SetLimitsResponse, error)
-	// Reads limits of their own. Needs the admin token.
+	// Reads limits of their own.
 	GetLimits(ctx context.Context, in *GetLimitsRequest, opts ...grpc.CallOption) (*GetLimitsResponse, error)
-	// Removes limits of their own: the numbers of the rules apply again. What was counted stays. Needs the admin token.
+	// Removes limits of their own: the numbers of the rules apply again. What was counted stays.
 	ClearLimits(ctx context.Context, in *ClearLimitsRequest, opts ...grpc.CallOption) (*ClearLimitsResponse, error)
-	// Lists limits of their own, in pages. Needs the admin token.
+	// Lists limits of their own, in pages.
 	ListLimits(ctx context.Context, in *ListLimitsRequest, opts ...grpc.CallOption) (*ListLimitsResponse, error)
 	// Answers numbered questions on one stream, as they come.
 	CheckStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[Question, QuestionAnswer], error)
@@ -219,14 +219,14 @@ type RateLimiterServer interface {
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
 	// Replaces counters by unused ones. Needs the admin token: `authorization: Bearer TOKEN` in the metadata.
 	Reset(context.Context, *ResetRequest) (*ResetResponse, error)
-	// Gives keys limits of their own: numbers in place of those of their rule. Needs the admin token. All limits are
-	// checked before the first is set; if one is invalid, none is.
+	// Gives keys limits of their own: numbers in place of those of their rule. Needs the admin token, as the next three.
+	// All limits are checked before the first is set; if one is invalid, none is.
 	SetLimits(context.Context, *SetLimitsRequest) (*SetLimitsResponse, error)
-	// Reads limits of their own. Needs the admin token.
+	// Reads limits of their own.
 	GetLimits(context.Context, *GetLimitsRequest) (*GetLimitsResponse, error)
-	// Removes limits of their own: the numbers of the rules apply again. What was counted stays. Needs the admin token.
+	// Removes limits of their own: the numbers of the rules apply again. What was counted stays.
 	ClearLimits(context.Context, *ClearLimitsRequest) (*ClearLimitsResponse, error)
-	// Lists limits of their own, in pages. Needs the admin token.
+	// Lists limits of their own, in pages.
 	ListLimits(context.Context, *ListLimitsRequest) (*ListLimitsResponse, error)
 	// Answers numbered questions on one stream, as they come.
 	CheckStream(grpc.BidiStreamingServer[Question, QuestionAnswer]) error
