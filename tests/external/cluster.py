@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import itertools
 import pathlib
-import re
 import signal
 
 import pytest
@@ -101,14 +100,6 @@ class Replica(Tollgate):
 
     def serving(self):
         return sorted(member for member, state in self.states().items() if state == "serving")
-
-    def metric(self, name, **labels):
-        """The sum of the series with this name and these labels."""
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        lines = self.call(self.metrics, "/metrics").body.splitlines()
-        found = [line for line in lines if re.match(rf"{name}(\{{|\s)", line)]
-        assert found, f"no metric {name}"
-        return sum(float(line.rsplit(" ", 1)[1]) for line in found if all(one in line for one in wanted))
 
     def read_degraded(self):
         """Reads the number of degraded checks. The last number counts when the replica is gone."""

@@ -127,6 +127,21 @@ def start_tollgate(cleanup, tmp_path):
 
 
 @pytest.fixture
+def memory_group(cleanup):
+    """Makes a control group with a memory limit."""
+
+    def make(limit):
+        try:
+            group = processes.MemoryGroup(limit)
+        except OSError as error:
+            pytest.skip(f"memory control group: {error}")
+        cleanup.callback(group.remove)
+        return group
+
+    return make
+
+
+@pytest.fixture
 def start_control_plane(cleanup, tmp_path):
     def start(**options):
         control_plane = ControlPlane(tmp_path / "control-plane", **options)

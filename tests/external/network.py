@@ -8,6 +8,7 @@ import itertools
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -184,6 +185,32 @@ class ProxiedLink:
             if int(local.split(":")[1], 16) == theirs and int(remote.split(":")[1], 16) == ours:
                 return line.split()[9]
         return None
+
+
+class Relay:
+    """Passes one connection to a server on, from an address of its own: 127.0.0.`number`."""
+
+    def __init__(self, server, number):
+        self.server, self.source = server, f"127.0.0.{number}"
+        self.listener = socket.create_server((LOOPBACK, 0))
+        self.address = f"{LOOPBACK}:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self):
+        host, port = self.server.rsplit(":", 1)
+        with self.listener, self.listener.accept()[0] as client:
+            with socket.create_connection((host, int(port)), source_address=(self.source, 0)) as server:
+                back = threading.Thread(target=self._copy, args=(server, client), daemon=True)
+                back.start()
+                self._copy(client, server)
+                back.join()
+
+    @staticmethod
+    def _copy(source, target):
+        with contextlib.suppress(OSError):
+            while some := source.recv(1 << 16):
+                target.sendall(some)
+            target.shutdown(socket.SHUT_WR)
 
 
 class Namespaces:

@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import pathlib
+import re
 import secrets
 import signal
 import socket
@@ -164,6 +165,19 @@ class Tollgate(Process):
                 events.append(json.loads(line))
         return events
 
+    def metric(self, name, **labels):
+        """The sum of the series with this name and these labels."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        lines = self.call(self.metrics, "/metrics").body.splitlines()
+        found = [line for line in lines if re.match(rf"{name}(\{{|\s)", line)]
+        assert found, f"no metric {name}"
+        return sum(float(line.rsplit(" ", 1)[1]) for line in found if all(one in line for one in wanted))
+
+    def resident_peak(self):
+        """The most that the process has had resident, in bytes."""
+        status = pathlib.Path(f"/proc/{self.child.pid}/status").read_text()
+        return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
     def _listeners(self):
         self.assert_running()
         found = {e["listener"]: e["address"] for e in self.events() if e.get("message") == "listening"}
@@ -205,6 +219,26 @@ def run(*arguments):
         timeout=TIMEOUT,
         check=False,
     )
+
+
+class MemoryGroup:
+    """A control group with a memory limit, in either version; an error if this user may not create one."""
+
+    def __init__(self, limit):
+        v1 = pathlib.Path("/sys/fs/cgroup/memory")
+        is_v1 = (v1 / "memory.limit_in_bytes").exists()
+        self.path = (v1 if is_v1 else v1.parent) / f"tollgate-test-{secrets.token_hex(8)}"
+        self.path.mkdir()
+        (self.path / ("memory.limit_in_bytes" if is_v1 else "memory.max")).write_text(str(limit))
+
+    @property
+    def prefix(self):
+        """What enters the group before it executes a command."""
+        return ["sh", "-c", 'echo $$ > "$0" && exec "$@"', self.path / "cgroup.procs"]
+
+    def remove(self):
+        """Removes the group, whose programs have ended."""
+        self.path.rmdir()
 
 
 class Envoy(Process):

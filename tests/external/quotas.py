@@ -8,8 +8,12 @@ import json
 import threading
 import time
 
-from processes import ROOT, eventually
+import grpc
 
+from processes import ROOT, eventually
+from rls import CHANNEL_OPTIONS, field, message_class
+
+METHOD = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas"
 RULES = ROOT / "deploy" / "rules" / "quotas.yaml"
 RATE, BURST = 100, 20
 # A budget in a window of so many seconds by the clock: shorter than that of the deployed rules. The demands of tests use
@@ -147,3 +151,64 @@ def seconds_pass(seconds, since=None):
     until = (time.time() if since is None else since) + seconds
     eventually(f"{seconds} s", lambda: time.time() >= until, timeout=seconds + 1 if since is None else 130)
     return until
+
+
+class ReportClient:
+    """Streams of reports over one connection, on the running event loop. Messages are bytes, made by `reports`."""
+
+    def __init__(self, address):
+        self.channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        response = message_class("rate_limit_quota.v3.RateLimitQuotaResponse")
+        self.method = self.channel.stream_stream(METHOD, response_deserializer=response.FromString)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self.close()
+
+    async def close(self):
+        await self.channel.close()
+
+    def open(self):
+        return ReportStream(self.method())
+
+
+class ReportStream:
+    """A stream of reports, whose responses are read as they come."""
+
+    def __init__(self, call):
+        self.call = call
+        # The number of actions so far, and the name of the error that has ended the stream.
+        self.actions, self.error = 0, None
+        self.reading = asyncio.ensure_future(self._read())
+
+    async def _read(self):
+        try:
+            async for response in self.call:
+                self.actions += len(response.bucket_action)
+        except grpc.aio.AioRpcError as error:
+            self.error = error.code().name
+
+    async def send(self, *messages):
+        """Sends messages, as long as the stream has not ended."""
+        for message in messages:
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                await self.call.write(message)
+
+    async def end(self):
+        """Ends the stream, and waits until the server has, too."""
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self.call.done_writing()
+        await self.reading
+
+
+def reports(buckets, allowed=0, denied=0, domain="edge"):
+    """An encoded message of reports; a bucket is a sequence of pairs of texts."""
+
+    def bucket_id(pairs):
+        return b"".join(field(1, field(1, key.encode()) + field(2, value.encode())) for key, value in pairs)
+
+    usage = field(3, allowed) + field(4, denied)
+    each = b"".join(field(2, field(1, bucket_id(pairs)) + usage) for pairs in buckets)
+    return field(1, domain.encode()) + each

@@ -30,8 +30,8 @@ CHANNEL_OPTIONS = [
 
 
 @functools.cache
-def _messages():
-    """The classes of request and response, generated from the proto files."""
+def _pool():
+    """The messages of Envoy, generated from the proto files."""
     proto = ROOT / "proto"
     known = importlib.resources.files("grpc_tools") / "_proto"
     files = sorted(str(path) for path in (proto / "envoy").rglob("*.proto"))
@@ -43,9 +43,13 @@ def _messages():
         pool = descriptor_pool.DescriptorPool()
         for file in descriptor_pb2.FileDescriptorSet.FromString(made.read_bytes()).file:
             pool.Add(file)
-    names = ("RateLimitRequest", "RateLimitResponse")
-    found = (pool.FindMessageTypeByName(f"envoy.service.ratelimit.v3.{name}") for name in names)
-    return tuple(message_factory.GetMessageClass(one) for one in found)
+    return pool
+
+
+@functools.cache
+def message_class(name):
+    """The class of a message of Envoy's services, by its name below `envoy.service`."""
+    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"envoy.service.{name}"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Response:
 
 def rate_limit_request(*descriptors, hits=0, domain="edge"):
     """A request with descriptors made by `descriptor`."""
-    return _messages()[0](domain=domain, descriptors=descriptors, hits_addend=hits)
+    return message_class("ratelimit.v3.RateLimitRequest")(domain=domain, descriptors=descriptors, hits_addend=hits)
 
 
 def descriptor(*entries, hits=None, refund=False, override=None):
@@ -77,6 +81,21 @@ def descriptor(*entries, hits=None, refund=False, override=None):
     if override:
         descriptor["limit"] = {"requests_per_unit": override[0], "unit": override[1]}
     return descriptor
+
+
+def field(number, value):
+    """An encoded field of a message: bytes, or a number."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def varint(number):
+    encoded = bytearray()
+    while number >= 0x80:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*encoded, number])
 
 
 def _read(response, seconds):
@@ -152,7 +171,7 @@ class Callers:
 
     def _method(self, to):
         if to not in self.channels:
-            request, response = _messages()
+            request, response = (message_class(f"ratelimit.v3.RateLimit{kind}") for kind in ("Request", "Response"))
             channel = grpc.aio.insecure_channel(to, options=self.options)
             method = channel.unary_unary(METHOD, request.SerializeToString, response.FromString)
             self.channels[to] = channel, method

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-import pathlib
+import random
 import threading
 import time
 
@@ -10,8 +10,10 @@ import grpc
 import pytest
 
 from load import Load, key_of
+from network import Relay
 from processes import eventually
-from rls import CHANNEL_OPTIONS, descriptor, rate_limit_request
+from quotas import ReportClient, reports
+from rls import CHANNEL_OPTIONS, Callers, descriptor, field, rate_limit_request
 
 METHOD = "/tollgate.v1.RateLimiter/Settle"
 BACKUPS_ARRIVED = "tollgate_cluster_backups_arrived_total"
@@ -40,28 +42,30 @@ RULES = """
       - key: log
         rate_limit: {unit: hour, requests_per_unit: 10000, algorithm: sliding_log}
 """
+# Limits that are divided over buckets, and the places of each that callers from so many addresses get: of the 4,096
+# half for the first, and then a quarter of what is left.
+DIVIDED = 12
+PLACES = [2_048, 512, 384, 288, 216, 162]
+QUOTA_RULES = RULES + "".join(
+    f"""
+      - key: divided{number}
+        value: "*"
+        share_threshold: true
+        rate_limit: {{unit: second, requests_per_unit: 10000, algorithm: token_bucket}}
+"""
+    for number in range(DIVIDED)
+)
+REPORTS_EACH_SECOND = 240
+REPORT_SECONDS = 8
 # Of a user.
 USER_LIMIT = 40
 USERS = [descriptor(("user", f"name-{number}")) for number in range(10)]
 
 
-def field(number, value):
-    """A field of a protobuf message that is a text or a message."""
-    return bytes([number << 3 | 2]) + varint(len(value)) + value
-
-
-def varint(number):
-    encoded = bytearray()
-    while number >= 0x80:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*encoded, number])
-
-
 def settlement(values):
     """All but the id of a settlement of one hit for each of these values of `flooded`."""
     entries = [field(1, field(1, b"flooded") + field(2, value.encode())) for value in values]
-    return field(1, b"edge") + b"".join(field(2, entry) for entry in entries) + bytes([4 << 3, 1])
+    return field(1, b"edge") + b"".join(field(2, entry) for entry in entries) + field(4, 1)
 
 
 class Flood:
@@ -105,8 +109,7 @@ class Flood:
 
 def resident_peaks(cluster):
     """The most that each replica has had resident, in bytes."""
-    statuses = [pathlib.Path(f"/proc/{replica.child.pid}/status").read_text() for replica in cluster.replicas]
-    return [1024 * int(status.split("VmHWM:")[1].split()[0]) for status in statuses]
+    return [replica.resident_peak() for replica in cluster.replicas]
 
 
 def assert_links_held(cluster):
@@ -212,3 +215,67 @@ def test_small_replicas_keep_limits_and_memory_while_ids_flood(start_cluster, ca
     assert cluster.total("tollgate_counters_evicted_total", reason="unexpired") == 0
     assert cluster.total("tollgate_counters_refused_total") == 0
     assert max(resident_peaks(cluster)) <= RESIDENT_MAX, resident_peaks(cluster)
+
+
+class Reporter:
+    """A caller with buckets of each divided limit, from an address of its own."""
+
+    def __init__(self, address, number, places):
+        self.client = ReportClient(Relay(address, 2 + number).address)
+        self.stream = self.client.open()
+        self.number, self.places = number, places
+
+    def bucket(self, limit, place):
+        return [(f"divided{limit}", f"{self.number}.{place}")]
+
+    async def report_all(self):
+        for limit in range(DIVIDED):
+            buckets = [self.bucket(limit, place) for place in range(self.places)]
+            await self.stream.send(reports(buckets, allowed=3, denied=3))
+
+    async def report(self, limit, place, hits):
+        await self.stream.send(reports([self.bucket(limit, place)], allowed=hits, denied=hits))
+
+
+@pytest.mark.extended
+@pytest.mark.timing
+def test_reports_of_full_limits_leave_links_and_other_calls_alone(start_cluster, callers, cleanup):
+    flags = ["--rlqs-enabled", "true", "--rlqs-memory", "256MiB"]
+    cluster = start_cluster(rules=QUOTA_RULES, may_degrade=True, flags=flags)
+    reporting = Callers()
+    cleanup.callback(reporting.stop)
+    rng = random.Random(1)
+
+    async def open_all():
+        targets = itertools.cycle(cluster.targets)
+        return [Reporter(target, *each) for target, each in zip(targets, enumerate(PLACES))]
+
+    async def report_all(reporters):
+        begin = time.monotonic()
+        for number in range(REPORTS_EACH_SECOND * REPORT_SECONDS):
+            reporter = reporters[number % len(reporters)]
+            await reporter.report(number % DIVIDED, rng.randrange(reporter.places), rng.randint(1, 300))
+            await asyncio.sleep(max(0.0, begin + number / REPORTS_EACH_SECOND - time.monotonic()))
+        for reporter in reporters:
+            await reporter.client.close()
+
+    with Load(callers, cluster.targets, USERS) as load:
+        reporters, taken = reporting.run(open_all()), 0
+        for reporter in reporters:
+            reporting.run(reporter.report_all())
+            taken += DIVIDED * reporter.places
+            eventually("they are taken", lambda: cluster.total("tollgate_rlqs_reports_total") >= taken, 60.0)
+        visited, cpu = cluster.total("tollgate_rlqs_division_visits_total"), cluster.total("process_cpu_seconds_total")
+        reporting.run(report_all(reporters))
+        visited = cluster.total("tollgate_rlqs_division_visits_total") - visited
+        cpu = cluster.total("process_cpu_seconds_total") - cpu
+        load.await_calls(200)
+    print(f"{visited:.0f} visits, {cpu:.1f} s of CPU; {len(load.responses)} calls, at most {slowest(load):.2f} s")
+    print(f"{len(load.degraded())} degraded")
+
+    assert visited >= taken
+    assert cluster.total("tollgate_cluster_isolations_total") == 0
+    assert cluster.total("tollgate_cluster_members_lost_total") == 0
+    assert_links_held(cluster)
+    assert not load.failed()
+    assert_exact(cluster, callers, load)

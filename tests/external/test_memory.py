@@ -63,23 +63,18 @@ def flood(tollgate, rule, requests=FLOOD_REQUESTS):
     assert done.returncode == 0, done.stderr
 
 
-def metric(tollgate, name):
-    lines = tollgate.call(tollgate.metrics, "/metrics").body.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith((name + " ", name + "{")))
-
-
 @pytest.mark.parametrize("rule", ["loose", "tight"])
 def test_flood_of_one_rule_frees_no_exhausted_key_of_another(tollgate, callers, rule):
     flood(tollgate, rule)
 
-    assert metric(tollgate, "tollgate_counters_bytes") <= MEMORY_LIMIT
+    assert tollgate.metric("tollgate_counters_bytes") <= MEMORY_LIMIT
     assert not any(response.passes for response in call_each(callers, tollgate, EXHAUSTED, 1))
 
 
 def test_flood_of_nearly_unused_keys_leaves_half_used_ones_alone(tollgate, callers):
     flood(tollgate, "loose")
 
-    assert metric(tollgate, "tollgate_counters_evicted_total") > 0
+    assert tollgate.metric("tollgate_counters_evicted_total") > 0
     assert {response.remaining for response in call_each(callers, tollgate, HALF_USED, 0)} == {(5,)}
     fresh = [("victim", f"fresh-{number}") for number in range(200)]
     assert all(response.passes for response in call_each(callers, tollgate, fresh, 1)), "the rule has room for new keys"
@@ -90,9 +85,9 @@ def test_keys_of_short_window_free_their_memory(tollgate):
 
     # The flood refuses until its windows end, so it may have evicted half-used counters, but no exhausted ones.
     fewest, most = len(EXHAUSTED), len(HALF_USED) + len(EXHAUSTED)
-    eventually("only long windows are kept", lambda: fewest <= metric(tollgate, "tollgate_counters") <= most, 60.0)
+    eventually("only long windows are kept", lambda: fewest <= tollgate.metric("tollgate_counters") <= most, 60.0)
     # The tables shrink with their content.
-    eventually("their memory is free", lambda: metric(tollgate, "tollgate_counters_bytes") < MEMORY_LIMIT / 4, 60.0)
+    eventually("their memory is free", lambda: tollgate.metric("tollgate_counters_bytes") < MEMORY_LIMIT / 4, 60.0)
 
 
 def seconds_of(call):
@@ -109,16 +104,16 @@ def test_penalised_keys_leave_probes_and_the_processor_alone(rule_file, start_to
     flood(tollgate, "guessed", requests=3_000)
     flood(tollgate, "guessed", requests=3_000)
 
-    assert metric(tollgate, "tollgate_penalties_total") > 0
-    assert metric(tollgate, "tollgate_penalty_refusals_unrecorded_total") > 0
-    assert metric(tollgate, "tollgate_counters_bytes") <= limit
+    assert tollgate.metric("tollgate_penalties_total") > 0
+    assert tollgate.metric("tollgate_penalty_refusals_unrecorded_total") > 0
+    assert tollgate.metric("tollgate_counters_bytes") <= limit
     livez = lambda: tollgate.call(tollgate.http, "/livez")
     assert livez().code == 200
     assert statistics.median(seconds_of(livez) for _ in range(50)) < 0.1
-    begun, used = time.monotonic(), metric(tollgate, "process_cpu_seconds_total")
+    begun, used = time.monotonic(), tollgate.metric("process_cpu_seconds_total")
 
     def share_of_a_core():
         passed = time.monotonic() - begun
-        return passed > 2 and (metric(tollgate, "process_cpu_seconds_total") - used) / passed < 0.1
+        return passed > 2 and (tollgate.metric("process_cpu_seconds_total") - used) / passed < 0.1
 
     eventually("without calls the processor is idle", share_of_a_core, 30.0)

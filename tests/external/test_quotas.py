@@ -23,6 +23,8 @@ from quotas import (
     seconds_pass,
 )
 
+REFUSED = "tollgate_rlqs_refused_total"
+
 
 @pytest.fixture
 def rules(tmp_path):
@@ -190,12 +192,6 @@ def test_quota_of_header_beyond_utf8_is_charged_and_denied(start_server, start_e
     assert envoy.codes(20, x_tenant=byte) == [429] * 20
     # While the server learns, it has one of a request a second.
     eventually("another tenant has an assignment", lambda: envoy.get(x_tenant="acme").code == 200)
-    eventually("the bucket is reported", lambda: unassigned(tollgate) >= 2, timeout=30)
+    eventually("the bucket is reported", lambda: tollgate.metric(REFUSED, reason="unassigned") >= 2, timeout=30)
     assert envoy.codes(20, x_tenant=byte) == [429] * 20
     eventually("the stream has gone on", lambda: envoy.get(x_tenant="acme").code == 200)
-
-
-def unassigned(tollgate):
-    line = 'tollgate_rlqs_refused_total{reason="unassigned"} '
-    page = tollgate.call(tollgate.metrics, "/metrics").body
-    return next(int(one.removeprefix(line)) for one in page.splitlines() if one.startswith(line))
