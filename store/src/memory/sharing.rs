@@ -93,12 +93,15 @@ impl Memory {
         self.tables.shed_while(first, now, Budget::is_exceeded);
     }
 
-    /// Drops counters of `slot` until memory is no longer overfull, at last those that refuse now, which count as refused.
+    /// Drops usage that waits for a check in `slot`, and then its counters, until memory is no longer overfull; at last
+    /// those that refuse now. Usage and counters that refuse count as refused.
     pub fn cut(&self, slot: Slot, now: Timestamp) {
+        let resources = &self.tables.resources;
         if self.is_overfull() {
             let mut table = self.tables.lock(slot);
-            let bytes_max = table.all_bytes().saturating_sub(self.tables.resources.budget.excess());
-            self.tables.refused_full.add(table.cut_to(bytes_max, now, &self.tables.resources));
+            self.tables.refused_full.add(table.drop_pending_while_overfull(now, resources));
+            let bytes_max = table.all_bytes().saturating_sub(resources.budget.excess());
+            self.tables.refused_full.add(table.cut_to(bytes_max, now, resources));
         }
     }
 

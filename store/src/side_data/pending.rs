@@ -25,6 +25,12 @@ impl CounterUsage {
         self.packed.idle_at() <= now
     }
 
+    /// What it costs to forget the usage of one key: the largest cost of its parts, or more if a counter refuses now.
+    pub(crate) fn eviction_cost(each: &[Self], now: Timestamp) -> u16 {
+        let cost = |usage: &Self| usage.packed.eviction_cost(now).map_or(u16::MAX, u16::from);
+        each.iter().map(cost).max().unwrap_or_default()
+    }
+
     /// The bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         self.parts().map(PackedCounter::heap_bytes).sum()

@@ -36,8 +36,7 @@ impl Consumption {
         }
         let all = self.pending.len();
         let mut usage: Vec<_> = std::mem::take(&mut self.pending).into_iter().collect();
-        let cost = |usage: &CounterUsage| usage.packed.eviction_cost(now).map_or(u16::MAX, u16::from);
-        usage.sort_by_cached_key(|(_, each)| Reverse(each.iter().map(cost).max()));
+        usage.sort_by_cached_key(|(_, each)| Reverse(CounterUsage::eviction_cost(each, now)));
         loop {
             self.pending = usage.iter().cloned().collect();
             if self.bytes() <= bytes_max || usage.is_empty() {

@@ -4,10 +4,13 @@ use std::cmp::Reverse;
 
 use tollgate_counter::{packed_counter::PackedCounter, time::Timestamp};
 
-use crate::table::{
-    SlotTable,
-    hash_table::{HashTable, buckets_for, bytes_of, next_after},
-    resources::TableResources,
+use crate::{
+    side_data::{CounterUsage, SideData},
+    table::{
+        SlotTable,
+        hash_table::{HashTable, buckets_for, bytes_of, next_after},
+        resources::TableResources,
+    },
 };
 
 /// An eviction frees one eighth of the table, so that evictions are rare.
@@ -109,6 +112,23 @@ impl SlotTable {
         resources.budget.change_table(bytes, self.bytes());
         resources.budget.change(heap, self.heap_bytes());
         refusing
+    }
+
+    /// Drops usage that waits for a check while memory is overfull: first that of counters that have used least of their
+    /// limit. Returns how many keys lose theirs.
+    pub(crate) fn drop_pending_while_overfull(
+        &mut self,
+        now: Timestamp,
+        resources: &TableResources,
+    ) -> usize {
+        let all = self.side_data.iter().flat_map(|each| each.iter());
+        let with_some = all.filter(|(_, side_data)| !side_data.pending.is_empty());
+        let cost = |side_data: &SideData| CounterUsage::eviction_cost(&side_data.pending, now);
+        let mut keys: Vec<_> = with_some.map(|(key, side_data)| (cost(side_data), *key)).collect();
+        keys.sort_unstable();
+        let drop =
+            |(_, key)| self.change_side_data(key, resources, |side_data| side_data.pending = Vec::new());
+        keys.into_iter().take_while(|_| resources.budget.is_exceeded()).map(drop).count()
     }
 
     /// Evicts `number` counters with the lowest eviction cost, at most `cost_max`, except those that refuse now. Returns
