@@ -10,6 +10,9 @@ pub const BYTES_MIN: u64 = 1024 * 1024;
 
 /// New data leaves one of this many parts of the memory to data that grows until the next sweep.
 const GROWTH_DIVISOR: usize = 64;
+/// Where copies take most of the memory, they leave this fraction to counters: a counter in use is worth more than a
+/// copy.
+const COUNTERS_DIVISOR: usize = 16;
 
 /// The bytes in use, and their maximum.
 #[derive(Debug)]
@@ -87,6 +90,13 @@ impl Budget {
     /// Whether `bytes` more would exceed what new data may take.
     pub(super) fn is_short_of(&self, bytes: usize) -> bool {
         self.new_max() < self.spoken_for().saturating_add(bytes)
+    }
+
+    /// Whether `bytes` more outside of tables would exceed what new data may take, or, if most of the memory is used there
+    /// already, leave less than a part of it to counters.
+    pub(super) fn is_short_of_copy(&self, bytes: usize) -> bool {
+        let left = if self.is_mostly_outside_tables() { self.bytes_max / COUNTERS_DIVISOR } else { 0 };
+        self.is_short_of(bytes.saturating_add(left))
     }
 
     /// Whether `bytes` more would exceed what new data may take, for a table that is still empty.

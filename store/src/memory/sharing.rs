@@ -311,7 +311,7 @@ impl Memory {
     }
 
     /// `data` in place of an older copy, which is about to be dropped; counted in the memory limit until it is dropped.
-    /// `None` if there is no memory for it.
+    /// `None` if there is no memory for it. If most of the memory holds copies, they leave some to counters.
     pub fn within_limit_in_place_of(&self, older: &SlotData, data: SlotData) -> Option<SlotData> {
         let short = self.has_no_room_for(data.bytes().saturating_sub(older.bytes()));
         (!short).then(|| data.charged_to(&self.tables.resources.budget))
@@ -332,7 +332,8 @@ impl Memory {
             let (data, lost) =
                 stored.data.cut_to(if all <= bytes_max { usize::MAX } else { share as usize }, now);
             self.tables.resources.evicted_unexpired.add(lost);
-            Some(StoredSlot { data: self.within_limit(data)?, ..stored })
+            let is_short = data.bytes() > 0 && self.tables.resources.budget.is_short_of(data.bytes());
+            (!is_short).then(|| StoredSlot { data: self.accounted(data), ..stored })
         };
         stored.into_iter().filter_map(fit).collect()
     }
@@ -343,7 +344,7 @@ impl Memory {
     }
 
     fn has_no_room_for(&self, bytes: usize) -> bool {
-        bytes > 0 && self.tables.resources.budget.is_short_of(bytes)
+        bytes > 0 && self.tables.resources.budget.is_short_of_copy(bytes)
     }
 }
 

@@ -126,3 +126,29 @@ fn slot_with_few_counters_gets_memory_of_other_slots() {
     // Each of them refuses from now on, so none of them may be evicted.
     assert!(small.iter().take(300).all(|key| charge(&memory, *key, &window(1), NOW)));
 }
+
+#[test]
+fn arriving_usage_that_does_not_fit_is_cut_to_that_of_keys_that_refuse() {
+    let ((rich, exhausted), middle, poor) = (crowded_slot(1_000), sharing(0..1), small(20_000));
+    assert!(middle.add(Slot(0), rich.whole(Slot(0)).data.difference(&SlotData::default()), NOW));
+    assert_eq!(middle.whole(Slot(0)).data.pending_len(), 1_001);
+    poor.acquire(Slot(0), sent(&middle.whole(Slot(0)).data, NOW, NOW), NOW);
+    poor.shed(Slot(0), NOW);
+    assert!(poor.is_overfull(), "usage that waits is not evicted");
+    poor.cut(Slot(0), NOW);
+    let stats = poor.stats();
+    assert!(!poor.is_overfull() && stats.bytes <= 20_000 && stats.refused_full > 500, "{stats:?}");
+    assert!(!charge(&poor, exhausted, &window(10), NOW));
+}
+
+#[test]
+fn copies_in_most_of_the_memory_leave_some_to_counters() {
+    let ((rich, _), poor) = (crowded_slot(100), small(1 << 20));
+    poor.acquire(Slot(1), SlotData::default(), NOW);
+    let copy = sent(&rich.whole(Slot(0)).data, NOW, NOW);
+    let copies: Vec<SlotData> = (0..).map_while(|_| poor.within_limit(copy.clone())).collect();
+    assert!(copies.len() > 50 && poor.stats().backup_bytes > 1 << 19, "{:?}", poor.stats());
+    let mut keys = (0..).map(number).filter(|key| poor.slot(*key) == Slot(1));
+    // Each of them refuses from now on, so none of them may be evicted.
+    assert!((0..1_000).all(|_| charge(&poor, keys.next().unwrap(), &window(1), NOW)), "{:?}", poor.stats());
+}
