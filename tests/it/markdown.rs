@@ -12,6 +12,8 @@ const GENERATED: [&str; 5] = ["target", "node_modules", "build", "dist", "__pyca
 const BYTES_MAX: u64 = 1 << 20;
 /// The most words of all pages together: what a page says already, another one links.
 const WORDS_MAX: usize = 85_000;
+/// The table of contents of the site.
+const SUMMARY: &str = "docs/SUMMARY.md";
 
 /// The text files of the project for which `wanted` is true, by their paths in it.
 fn texts(wanted: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
@@ -148,8 +150,17 @@ fn index_of_docs_links_every_page() {
         linked.extend(files.map(|file| resolved(index, &file)));
     }
     let mut missing: Vec<_> = pages.keys().filter(|path| path.starts_with("docs/")).collect();
-    missing.retain(|path| **path != "docs/README.md" && !linked.contains(*path));
+    missing.retain(|path| ![SUMMARY, "docs/README.md"].contains(&path.as_str()) && !linked.contains(*path));
     assert!(missing.is_empty(), "neither docs/README.md nor the README.md of a folder links {missing:#?}");
+}
+
+#[test]
+fn contents_of_the_site_list_every_page_once() {
+    let pages = pages();
+    let mut listed: Vec<_> = links(&pages[SUMMARY]).iter().map(|link| resolved(SUMMARY, link)).collect();
+    listed.sort();
+    let all = pages.keys().filter(|path| path.starts_with("docs/") && *path != SUMMARY);
+    assert_eq!(listed.iter().collect::<Vec<_>>(), all.collect::<Vec<_>>());
 }
 
 /// The words of `text` that begin with `start`, which no letter and no `/` precedes, up to what is not part of a path.
