@@ -140,7 +140,7 @@ impl SharedLimiter {
         ttl: Duration,
     ) -> Result<Reservation, HoldError> {
         let hold = HoldRequest::Reserve(HoldTerms::new(HoldId::random(), ttl, OnExpiry::Release)?);
-        self.hold(domain, entries, amount, hold.clone(), |held| Reservation::new(held, &hold)).await
+        self.hold(domain, entries, amount, hold.clone(), |held| Reservation::new(held, &hold, amount)).await
     }
 
     /// As [`Limiter::settle`].
@@ -167,7 +167,7 @@ impl SharedLimiter {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), operation)?;
         let plan = match self.limiter.view().decide(&request)? {
-            AnswerOrPlan::Answer(answer) => return Ok(Checked::from_answer(&answer)),
+            AnswerOrPlan::Answer(answer) => return Ok(Checked::from_answer(&answer, operation)),
             AnswerOrPlan::Plan(plan) => plan,
         };
         let outcomes =
@@ -175,7 +175,7 @@ impl SharedLimiter {
                 HoldError::Limiter(error) => error,
                 _of_reservations => LimiterError::Remote,
             })?;
-        Ok(plan.answer(&self.limiter, &outcomes, |_, _, held| Checked::from_answer(&held.answer)))
+        Ok(plan.answer(&self.limiter, &outcomes, |_, _, held| Checked::from_answer(&held.answer, operation)))
     }
 
     async fn hold<R>(

@@ -3,7 +3,7 @@
 //! A refused request gets status 429 with `Retry-After` (if the same request passes later) and, as each response to a
 //! request with a limit, `RateLimit-Limit`, `RateLimit-Remaining` and `RateLimit-Reset`, in whole seconds; without a reset
 //! if it is not known when the same request passes, or if it never does. A request that finds too many others waiting for
-//! a shared store gets status 503.
+//! a shared store gets status 503. The body says why, as a text, or as a problem (RFC 9457) if the request accepts one.
 
 use std::{
     future::Future,
@@ -13,13 +13,19 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderMap, Request, Response, StatusCode, header::RETRY_AFTER};
+use http::{
+    HeaderMap, HeaderValue, Request, Response, StatusCode,
+    header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER},
+};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::limiter::{CheckError, Checked, Limiter, LimiterError};
 #[cfg(feature = "redis")]
 use crate::shared_limiter::SharedLimiter;
+
+/// The content type of a problem.
+const PROBLEM: &str = "application/problem+json";
 
 /// The check of a request by the limiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +116,7 @@ where
     Q: Fn(&Request<A>) -> Option<Question>,
     L: Decide,
     A: Send + 'static,
-    B: Default + Send + 'static,
+    B: From<String> + Send + 'static,
 {
     type Response = Response<B>;
     type Error = S::Error;
@@ -128,14 +134,15 @@ where
         let clone = self.inner.clone();
         let mut ready = std::mem::replace(&mut self.inner, clone);
         let limiter = self.limiter.clone();
+        let format = RefusalFormat::accepted(request.headers());
         Box::pin(async move {
             match limiter.decide(&question).await {
-                Err(CheckError::Limiter(LimiterError::Overloaded)) => {
-                    Ok(response(StatusCode::SERVICE_UNAVAILABLE))
+                Err(CheckError::Limiter(error @ LimiterError::Overloaded)) => {
+                    Ok(response(StatusCode::SERVICE_UNAVAILABLE, error.to_string(), format))
                 }
                 // A question without a domain limits nothing: the program's mistake must not fail its users.
                 Err(_) => ready.call(request).await,
-                Ok(checked) if !checked.passes => Ok(refusal(&checked)),
+                Ok(checked) if !checked.passes => Ok(refusal(&checked, format)),
                 Ok(checked) => {
                     if !checked.delay.is_zero() {
                         tokio::time::sleep(checked.delay).await;
@@ -149,15 +156,45 @@ where
     }
 }
 
-/// An empty response.
-fn response<B: Default>(status: StatusCode) -> Response<B> {
-    let mut response = Response::new(B::default());
+/// The format of the body of a refusal.
+#[derive(Clone, Copy, Debug)]
+enum RefusalFormat {
+    Text,
+    /// RFC 9457.
+    Problem,
+}
+
+impl RefusalFormat {
+    /// The format for a request with these headers.
+    fn accepted(headers: &HeaderMap) -> Self {
+        let mut accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+        let is_problem = accepted.any(|value| value.to_ascii_lowercase().contains(PROBLEM));
+        if is_problem { Self::Problem } else { Self::Text }
+    }
+}
+
+/// A response with the reason as its body, which has no character that JSON escapes.
+fn response<B: From<String>>(status: StatusCode, reason: String, format: RefusalFormat) -> Response<B> {
+    let title = status.canonical_reason().unwrap_or_default();
+    let (content_type, body) = match format {
+        RefusalFormat::Text => ("text/plain; charset=utf-8", reason),
+        RefusalFormat::Problem => {
+            let status = status.as_u16();
+            (PROBLEM, format!(r#"{{"title":"{title}","status":{status},"detail":"{reason}"}}"#))
+        }
+    };
+    let mut response = Response::new(body.into());
     *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
 }
 
-fn refusal<B: Default>(checked: &Checked) -> Response<B> {
-    let mut response = response(StatusCode::TOO_MANY_REQUESTS);
+fn refusal<B: From<String>>(checked: &Checked, format: RefusalFormat) -> Response<B> {
+    let reason = match checked.most_hits {
+        Some(most) => format!("larger than the limit: at most {most} can ever pass"),
+        None => "rate limit exceeded".to_owned(),
+    };
+    let mut response = response(StatusCode::TOO_MANY_REQUESTS, reason, format);
     add_headers(response.headers_mut(), checked);
     if let Some(wait) = checked.retry_after {
         response.headers_mut().insert(RETRY_AFTER, seconds(wait).into());
@@ -234,8 +271,10 @@ descriptors:
         let header = |name: &str| passed.headers()[name].to_str().unwrap();
         assert_eq!(["ratelimit-limit", "ratelimit-remaining"].map(header), ["1", "0"]);
         let refused = ask(&mut service, "/a").await;
-        assert_eq!((refused.status(), refused.body().as_str()), (StatusCode::TOO_MANY_REQUESTS, ""));
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(refused.body(), "rate limit exceeded");
         assert_eq!(refused.headers()[RETRY_AFTER], "3600");
+        assert_eq!(refused.headers()[CONTENT_TYPE], "text/plain; charset=utf-8");
         assert_eq!(ask(&mut service, "/b").await.status(), StatusCode::OK);
     }
 
@@ -248,6 +287,19 @@ descriptors:
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
         let names = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset", "retry-after"];
         assert_eq!(names.map(|name| refused.headers().contains_key(name)), [true, true, false, false]);
+        assert_eq!(refused.body(), "larger than the limit: at most 1 can ever pass");
+    }
+
+    #[tokio::test]
+    async fn refusal_is_a_problem_for_a_request_that_accepts_problems() {
+        let limiter = Arc::new(Limiter::from_yaml(RULES).unwrap());
+        let mut service = RateLimitLayer::new(limiter, question).layer(Echo);
+        ask(&mut service, "/a").await;
+        let request = Request::builder().uri("/a").header(ACCEPT, "text/html, Application/Problem+JSON");
+        let refused = service.call(request.body(()).unwrap()).await.unwrap();
+        assert_eq!(refused.headers()[CONTENT_TYPE], PROBLEM);
+        let expected = r#"{"title":"Too Many Requests","status":429,"detail":"rate limit exceeded"}"#;
+        assert_eq!(refused.body(), expected);
     }
 
     #[tokio::test]

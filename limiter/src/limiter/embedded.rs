@@ -34,8 +34,10 @@ pub struct Checked {
     pub remaining: u64,
     /// The time until the whole limit is available again; `None` without a limit.
     pub reset_after: Option<Duration>,
-    /// After a refusal: the time until the same hits pass; `None` if they never do.
+    /// After a refusal: the time until the same hits pass; `None` if they never do, or if it is not known.
     pub retry_after: Option<Duration>,
+    /// After a refusal of hits that never pass: the most that can.
+    pub most_hits: Option<u64>,
     /// Whether the shared store could not be reached, so that the rule's `on_owner_unavailable` has decided.
     pub degraded: bool,
 }
@@ -204,7 +206,7 @@ impl Limiter {
         // Each call is a caller of its own: none is greedy, because all are of one program.
         let view = self.view();
         let held = view.hold(&request, hold.clone(), &Caller::default())?.answer()?;
-        Ok(Reservation::new(&held, &hold))
+        Ok(Reservation::new(&held, &hold, amount))
     }
 
     /// Settles a reservation at the hits that were used: the others are given back, missing ones are charged as far as
@@ -255,26 +257,27 @@ impl Limiter {
         let view = self.view();
         let decided = view.decide_as(
             &request,
-            |answer| Checked::from_answer(&answer),
-            |answer| Checked::from_answer(&answer),
+            |answer| Checked::from_answer(&answer, operation),
+            |answer| Checked::from_answer(&answer, operation),
         );
         Ok(decided?.answer()?)
     }
 }
 
 impl Reservation {
-    /// The reservation that `hold` has asked for.
-    pub(crate) fn new(held: &HeldAnswer<'_>, hold: &HoldRequest) -> Self {
+    /// The reservation of `amount` hits that `hold` has asked for.
+    pub(crate) fn new(held: &HeldAnswer<'_>, hold: &HoldRequest, amount: u64) -> Self {
         let HeldAnswer { answer, is_held, has_ended, .. } = held;
         let id = hold.id().clone();
-        Self { checked: Checked::from_answer(answer), id: is_held.then_some(id), has_ended: *has_ended }
+        let checked = Checked::from_answer(answer, Operation::Charge(amount));
+        Self { checked, id: is_held.then_some(id), has_ended: *has_ended }
     }
 }
 
 impl Checked {
     /// The answer to a request with one descriptor.
     #[inline(always)]
-    pub(crate) fn from_answer<'s>(answer: &AnswerOf<impl AsRef<[Status<'s>]>>) -> Self {
+    pub(crate) fn from_answer<'s>(answer: &AnswerOf<impl AsRef<[Status<'s>]>>, operation: Operation) -> Self {
         let status = &answer.statuses.as_ref()[0];
         let limit = status.limit.map(|limit| limit.requests_per_unit);
         Self {
@@ -284,6 +287,7 @@ impl Checked {
             remaining: if limit.is_some() { status.remaining } else { u64::MAX },
             reset_after: status.reset_after,
             retry_after: status.retry_after,
+            most_hits: status.most_hits(&Descriptor { entries: &[], operation, limit: None }),
             degraded: status.degraded,
         }
     }

@@ -136,7 +136,7 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
         if let Some(stats) = matched.rule.stats() {
             stats.count_plain(outcome);
         }
-        Ok(Checked::from_answer(&answer))
+        Ok(Checked::from_answer(&answer, operation))
     }
 
     /// The rule, its limit, and the key of the counter. `None` if the descriptor has to be looked up.
