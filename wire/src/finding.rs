@@ -39,6 +39,9 @@ pub struct EnvoyDescriptor {
     pub entries: Vec<EnvoyEntry>,
     /// When it is sent, and what it charges.
     pub charge: EnvoyCharge,
+    /// Where it is in the configuration: file, line and column.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
 }
 
 /// An entry of such a descriptor.
@@ -67,13 +70,14 @@ pub enum EnvoyCharge {
 }
 
 impl EnvoyDescriptor {
-    /// The keys with the values that are fixed: `(route=login)(account)`.
+    /// The keys with the values that are fixed, and where it is: `(route=login)(account) at envoy.yaml:5:9`.
     pub fn displayed(&self) -> String {
         let entry = |EnvoyEntry { key, value }: &EnvoyEntry| match value {
             Some(value) => format!("({key}={value})"),
             None => format!("({key})"),
         };
-        self.entries.iter().map(entry).collect()
+        let at = self.at.as_deref().map(|at| format!(" at {at}"));
+        self.entries.iter().map(entry).chain(at).collect()
     }
 }
 

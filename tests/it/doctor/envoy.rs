@@ -88,12 +88,12 @@ async fn header_that_clients_can_leave_out_is_found_in_envoy() {
     let (code, findings) = found(ENVOY).await;
     assert_eq!((code, findings.len()), (Some(0), 1), "{findings:?}");
     assert_eq!(findings[0]["level"], "advice");
-    assert!(what(&findings[0]).ends_with(": header \"user-agent\" of (user_agent)"), "{findings:?}");
+    assert!(what(&findings[0]).contains(": header \"user-agent\" of (user_agent) at "), "{findings:?}");
     let (code, findings) = found(&ENVOY.replace("skip_if_absent: true", "skip_if_absent: false")).await;
     assert_eq!((code, findings.len()), (Some(1), 2), "{findings:?}");
     assert_eq!(findings[0]["level"], "warning");
-    assert!(what(&findings[0]).ends_with(": header \"x-account\" of (route)(account)"), "{findings:?}");
-    assert!(what(&findings[1]).ends_with(", header \"x-team\" of (model_tokens)(team)"), "{findings:?}");
+    assert!(what(&findings[0]).contains(": header \"x-account\" of (route)(account) at "), "{findings:?}");
+    assert!(what(&findings[1]).contains(", header \"x-team\" of (model_tokens)(team) at "), "{findings:?}");
 }
 
 #[tokio::test]
@@ -107,7 +107,7 @@ async fn token_budget_that_never_ends_is_found_until_its_rule_counts_all() {
     let (code, findings) = of_budget().await;
     assert_eq!((code, findings.len()), (Some(1), 1));
     assert_eq!(findings[0]["level"], "error");
-    assert!(what(&findings[0]).contains("(team) reaches models.team at "), "{findings:?}");
+    assert!(what(&findings[0]).contains(" reaches models.team at "), "{findings:?}");
     assert!(findings[0]["repair"].as_str().unwrap().contains("`count_denied: true`"), "{findings:?}");
     for repair in ["algorithm: fixed_window, count_denied: true", "algorithm: fixed_window, overdraft: true"]
     {
@@ -125,7 +125,8 @@ async fn misspelt_texts_of_a_network_filter_are_found_with_what_they_mean() {
     assert_eq!(code, Some(1));
     let expected = ["envoy_cluster_without_http2", "envoy_unmatched_descriptor", "envoy_unknown_domain"];
     assert_eq!(ids(&findings), expected, "{findings:?}");
-    let meant = "(conection=established) in domain \"models\", did you mean \"connection\"?";
+    assert!(what(&findings[1]).contains(": (conection=established) at "), "{findings:?}");
+    let meant = " in domain \"models\", did you mean \"connection\"?";
     assert!(what(&findings[1]).ends_with(meant), "{findings:?}");
     assert!(what(&findings[2]).ends_with("; did you mean \"models\"?"), "{findings:?}");
 }
@@ -144,5 +145,7 @@ async fn envoy_filters_of_istio_are_examined_together() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let findings = report["findings"].as_array().unwrap();
     assert_eq!(ids(findings), ["envoy_unmatched_descriptor", "envoy_cluster_missing"], "{findings:?}");
-    assert!(what(&findings[0]).contains("(paths) in domain \"models\""), "{findings:?}");
+    let place = format!("(paths) at {}:", file.path().display());
+    assert!(what(&findings[0]).contains(&place), "{findings:?}");
+    assert!(what(&findings[0]).contains(" in domain \"models\""), "{findings:?}");
 }

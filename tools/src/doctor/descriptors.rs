@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 use tollgate_wire::finding::{EnvoyCharge, EnvoyDescriptor, EnvoyEntry};
 
-use crate::doctor::fields::{field, message, text};
+use crate::doctor::fields::{field, message, place, text};
 
 /// The maximum number of descriptors that are compared. A config dump of a large mesh has some hundreds.
 const DESCRIPTORS_MAX: usize = 5_000;
@@ -40,7 +40,7 @@ impl SentDescriptors {
         for item in items.iter().filter_map(Value::as_object) {
             let entries = field(item, "entries").and_then(Value::as_array).into_iter().flatten();
             let entries = entries.map(|entry| of_network_filter(entry.as_object()?)).collect::<Option<_>>();
-            self.in_domain(&domain, entries.unwrap_or_default(), EnvoyCharge::Request);
+            self.in_domain(&domain, entries.unwrap_or_default(), EnvoyCharge::Request, place(item));
         }
     }
 
@@ -54,17 +54,22 @@ impl SentDescriptors {
         let entries = entries.unwrap_or_default();
         let charge = charge(item);
         match domain {
-            Some(domain) => self.in_domain(domain, entries, charge),
+            Some(domain) => self.in_domain(domain, entries, charge, place(item)),
             None if self.of_routes.len() < DESCRIPTORS_MAX => {
-                self.of_routes.push(EnvoyDescriptor { domains: Vec::new(), entries, charge });
+                self.of_routes.push(EnvoyDescriptor {
+                    domains: Vec::new(),
+                    entries,
+                    charge,
+                    at: place(item),
+                });
             }
             None => {}
         }
     }
 
-    fn in_domain(&mut self, domain: &str, entries: Vec<EnvoyEntry>, charge: EnvoyCharge) {
+    fn in_domain(&mut self, domain: &str, entries: Vec<EnvoyEntry>, charge: EnvoyCharge, at: Option<String>) {
         if self.in_domain.len() < DESCRIPTORS_MAX {
-            self.in_domain.push(EnvoyDescriptor { domains: vec![domain.to_owned()], entries, charge });
+            self.in_domain.push(EnvoyDescriptor { domains: vec![domain.to_owned()], entries, charge, at });
         }
     }
 
@@ -78,14 +83,15 @@ impl SentDescriptors {
         })
     }
 
-    /// All, each once; those of routes in these domains.
+    /// All, each once, with its first place; those of routes in these domains.
     pub(super) fn all(&self, domains: &[String]) -> Vec<EnvoyDescriptor> {
         let of_routes = self.of_routes.iter().filter(|_| !domains.is_empty());
         let of_routes = of_routes.map(|one| EnvoyDescriptor { domains: domains.to_vec(), ..one.clone() });
         let mut all: Vec<_> = self.in_domain.iter().cloned().chain(of_routes).collect();
-        // A config dump repeats routes.
-        all.sort();
-        all.dedup();
+        // A config dump repeats routes. The sort is stable.
+        let content = |one: &EnvoyDescriptor| EnvoyDescriptor { at: None, ..one.clone() };
+        all.sort_by_cached_key(content);
+        all.dedup_by_key(|one| content(one));
         all
     }
 }

@@ -1,15 +1,16 @@
 //! The rate limit filters and clusters in the configuration of an Envoy.
 
-use std::{collections::BTreeMap, path::Path, time::Duration};
+use std::{collections::BTreeMap, fmt, path::Path, time::Duration};
 
 use serde_json::{Map, Value};
 use tollgate_counter::files;
-use tollgate_rules::{nearest, yaml};
+use tollgate_rules::nearest;
 use tollgate_wire::finding::{DoctorFinding, EnvoyDescriptor, listed};
 
 use crate::doctor::{
     descriptors::{RoutesWithoutDescriptors, SentDescriptors},
-    fields::{field, message, text},
+    fields::{at, field, message, place, text},
+    located,
     optional_entries::OptionalEntries,
     quotas::Quotas,
 };
@@ -29,7 +30,7 @@ const TIMEOUT_MAX: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Config {
     filters: Vec<RateLimitFilter>,
-    clusters: BTreeMap<String, Protocol>,
+    clusters: BTreeMap<String, EnvoyCluster>,
     optional_entries: OptionalEntries,
     descriptors: SentDescriptors,
     quotas: Quotas,
@@ -38,7 +39,7 @@ pub(super) struct Config {
 }
 
 /// A rate limit filter, for HTTP or for TCP.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct RateLimitFilter {
     domain: String,
     kind: FilterKind,
@@ -48,6 +49,14 @@ struct RateLimitFilter {
     /// The name of the Envoy cluster; `None` for a client that is not `envoy_grpc`.
     cluster: Option<String>,
     transport_api_version: String,
+    at: Option<String>,
+}
+
+/// A cluster of Envoy.
+#[derive(Debug)]
+struct EnvoyCluster {
+    protocol: Protocol,
+    at: Option<String>,
 }
 
 /// What a filter limits.
@@ -73,28 +82,14 @@ impl Config {
         for path in paths {
             let named = |why: String| format!("--envoy: {}: {why}", path.display());
             let bytes = files::read(path, FILE_BYTES_MAX).map_err(|error| named(error.to_string()))?;
-            config.parse(&bytes).map_err(named)?;
+            config.parse(&bytes, &path.display().to_string()).map_err(named)?;
         }
         Ok(config)
     }
 
-    fn parse(&mut self, bytes: &[u8]) -> Result<(), String> {
-        match serde_json::from_slice::<Value>(bytes) {
-            Ok(value) => self.add(&value),
-            Err(error) if bytes.trim_ascii_start().starts_with(b"{") => {
-                return Err(format!("this is not JSON: {error}"));
-            }
-            Err(_) => {
-                let stream = yaml::load(bytes);
-                if let Some(problem) = stream.problems.first() {
-                    let yaml::Mark { line, column } = problem.mark;
-                    return Err(format!("{line}:{column}: {}", problem.what));
-                }
-                // Numbers that JSON cannot hold are in no field that is read here.
-                let values = stream.documents.iter().map(|document| document.to_json(&mut Vec::new()));
-                values.for_each(|value| self.add(&value));
-            }
-        }
+    /// Reads a file with this name.
+    fn parse(&mut self, bytes: &[u8], name: &str) -> Result<(), String> {
+        located::documents(bytes, name)?.iter().for_each(|document| self.add(document));
         Ok(())
     }
 
@@ -106,12 +101,13 @@ impl Config {
                 if field(fields, "rate_limit_service").is_some_and(Value::is_object) {
                     let filter = RateLimitFilter::from_fields(fields);
                     // A config dump repeats a filter for each listener.
-                    if !self.filters.contains(&filter) {
+                    if !self.filters.iter().any(|known| filter.is_as(known)) {
                         self.filters.push(filter);
                     }
                 }
                 if let Some(name) = cluster_name(fields) {
-                    self.clusters.insert(name, protocol(fields));
+                    self.clusters
+                        .insert(name, EnvoyCluster { protocol: protocol(fields), at: place(fields) });
                 }
                 let headers_kb = field(fields, "max_request_headers_kb").and_then(Value::as_u64);
                 self.headers_kb = self.headers_kb.max(headers_kb);
@@ -172,10 +168,9 @@ impl Config {
 
     /// The finding that a filter lets requests pass whose call fails. Clients can cause such a failure if the values that
     /// they write make a call that is too large.
-    fn failure_mode_finding(&self, domain: &str) -> DoctorFinding {
+    fn failure_mode_finding(&self, filter: &RateLimitFilter) -> DoctorFinding {
         let id = "envoy_failure_mode";
-        let passes =
-            format!("the filter of domain {domain:?} lets every request pass while no server answers");
+        let passes = format!("{filter} lets every request pass while no server answers");
         let repair = "set failure_mode_deny: true if a limit must hold during an outage; leave it if availability matters more";
         let written = self.optional_entries.written_by_clients();
         let headers_kb = self.headers_kb.unwrap_or(HEADERS_KB_DEFAULT);
@@ -204,7 +199,8 @@ impl Config {
             findings.push(DoctorFinding::warning(
                 "envoy_unknown_domain",
                 format!(
-                    "the filter names the domain {domain:?}, which no rules have: its requests pass{hint}"
+                    "the filter{} names the domain {domain:?}, which no rules have: its requests pass{hint}",
+                    at(filter.at.as_deref())
                 ),
                 format!(
                     "set its `domain` to one of the rules, or add rules for it; the rules have {}",
@@ -213,22 +209,22 @@ impl Config {
             ));
         }
         if !filter.denies_on_failure {
-            findings.push(self.failure_mode_finding(domain));
+            findings.push(self.failure_mode_finding(filter));
         }
         findings.extend(filter.timeout_finding(delays));
         if filter.transport_api_version != "V3" {
             findings.push(DoctorFinding::error(
                 "envoy_transport_api_version",
-                format!("the filter of domain {domain:?} does not ask with version 3 of the protocol"),
+                format!("{filter} does not ask with version 3 of the protocol"),
                 "set transport_api_version: V3 in its rate_limit_service",
             ));
         }
         let Some(cluster) = &filter.cluster else { return findings };
         match self.clusters.get(cluster) {
-            Some(Protocol::Http2) => {}
-            Some(Protocol::Other) => findings.push(DoctorFinding::error(
+            Some(EnvoyCluster { protocol: Protocol::Http2, .. }) => {}
+            Some(EnvoyCluster { protocol: Protocol::Other, at: place }) => findings.push(DoctorFinding::error(
                 "envoy_cluster_without_http2",
-                format!("the Envoy cluster {cluster:?} does not speak HTTP/2, which gRPC needs: every call fails"),
+                format!("the Envoy cluster {cluster:?}{} does not speak HTTP/2, which gRPC needs: every call fails", at(place.as_deref())),
                 "add explicit_http_config with http2_protocol_options to its typed_extension_protocol_options",
             )),
             None if cluster.contains('|') => findings.push(DoctorFinding::advice(
@@ -238,7 +234,7 @@ impl Config {
             )),
             None => findings.push(DoctorFinding::warning(
                 "envoy_cluster_missing",
-                format!("the Envoy cluster {cluster:?}, which the filter of domain {domain:?} asks, is not in the file"),
+                format!("the Envoy cluster {cluster:?}, which {filter} asks, is not in the file"),
                 "add the cluster, unless a control plane delivers it",
             )),
         }
@@ -261,18 +257,23 @@ impl RateLimitFilter {
             transport_api_version: service
                 .and_then(|service| text(service, "transport_api_version"))
                 .unwrap_or_else(|| "AUTO".to_owned()),
+            at: place(fields),
         }
+    }
+
+    /// Whether it is the same filter, perhaps at another place.
+    fn is_as(&self, other: &Self) -> bool {
+        Self { at: other.at.clone(), ..self.clone() } == *other
     }
 
     fn timeout_finding(&self, delays: bool) -> Option<DoctorFinding> {
         let timeout = self.timeout.unwrap_or(TIMEOUT_DEFAULT);
-        let domain = &self.domain;
         let millis = timeout.as_millis();
         if timeout <= TIMEOUT_DEFAULT && delays {
             return Some(DoctorFinding::warning(
                 "envoy_timeout",
                 format!(
-                    "the filter of domain {domain:?} waits {millis} ms for an answer, and a rule with leaky_queue holds answers back for longer"
+                    "{self} waits {millis} ms for an answer, and a rule with leaky_queue holds answers back for longer"
                 ),
                 "set `timeout` of the filter above the longest delay of the rules",
             ));
@@ -281,7 +282,7 @@ impl RateLimitFilter {
             return Some(DoctorFinding::advice(
                 "envoy_timeout",
                 format!(
-                    "the filter of domain {domain:?} waits {millis} ms for an answer: while no server answers, each request waits as long"
+                    "{self} waits {millis} ms for an answer: while no server answers, each request waits as long"
                 ),
                 "lower `timeout` of the filter, for example to 0.1s",
             ));
@@ -289,10 +290,18 @@ impl RateLimitFilter {
         self.timeout.is_none().then(|| {
             DoctorFinding::advice(
                 "envoy_timeout",
-                format!("the filter of domain {domain:?} has no timeout: Envoy waits {millis} ms, and treats a later answer as a failure"),
+                format!(
+                    "{self} has no timeout: Envoy waits {millis} ms, and treats a later answer as a failure"
+                ),
                 "set `timeout` of the filter to what a request may wait",
             )
         })
+    }
+}
+
+impl fmt::Display for RateLimitFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the filter of domain {:?}{}", self.domain, at(self.at.as_deref()))
     }
 }
 
@@ -367,7 +376,7 @@ static_resources:
 
     fn config(text: &str) -> Config {
         let mut config = Config::default();
-        config.parse(text.as_bytes()).unwrap();
+        config.parse(text.as_bytes(), "envoy.yaml").unwrap();
         config
     }
 
@@ -439,9 +448,26 @@ static_resources:
     }
 
     #[test]
-    fn unreadable_file_is_an_error_with_its_place() {
-        assert!(Config::default().parse(b"{\"a\": ").unwrap_err().contains("line 1"));
-        let why = Config::default().parse(b"a: b\na: c\n").unwrap_err();
-        assert!(why.starts_with("2:1: "), "{why}");
+    fn findings_name_line_and_column() {
+        let text = BOOTSTRAP
+            .replace("domain: edge", "domain: other")
+            .replace("http2_protocol_options", "http_protocol_options")
+            .replace("timeout: 0.1s", "stage: 0")
+            .replace("  clusters:\n", OPTIONAL_HEADER);
+        let findings = config(&text).findings(&["edge".to_owned()], false);
+        let places = findings.iter().map(|finding| {
+            let place = finding.what.split_once("envoy.yaml:").map_or("", |(_, place)| place);
+            let end = place.find(|letter: char| !letter.is_ascii_digit() && letter != ':');
+            (&*finding.id, place[..end.unwrap_or(place.len())].trim_end_matches(':'))
+        });
+        let expected = [
+            ("envoy_unknown_domain", "13:15"),
+            ("envoy_timeout", "13:15"),
+            ("envoy_cluster_without_http2", "26:5"),
+            ("envoy_optional_entry", "23:9"),
+        ];
+        assert_eq!(places.collect::<Vec<_>>(), expected);
+        let sent = config(BOOTSTRAP).descriptors();
+        assert_eq!(sent[0].displayed(), "(remote_address) at envoy.yaml:9:29");
     }
 }

@@ -2,6 +2,9 @@
 
 use serde_json::{Map, Value};
 
+/// The field of an object that has its place. Names of Envoy begin with a letter.
+pub(super) const PLACE: &str = "~place";
+
 /// The value of a field, under the name of the protocol or under its JSON name.
 pub(super) fn field<'v>(fields: &'v Map<String, Value>, name: &str) -> Option<&'v Value> {
     fields.get(name).or_else(|| fields.get(&json_name(name)))
@@ -37,4 +40,14 @@ pub(super) fn text(fields: &Map<String, Value>, name: &str) -> Option<String> {
 /// The message in a field.
 pub(super) fn message<'v>(fields: &'v Map<String, Value>, name: &str) -> Option<&'v Map<String, Value>> {
     field(fields, name)?.as_object()
+}
+
+/// Where an object begins: file, line and column.
+pub(super) fn place(fields: &Map<String, Value>) -> Option<String> {
+    Some(fields.get(PLACE)?.as_str()?.to_owned())
+}
+
+/// ` at ` and a place, if there is one.
+pub(super) fn at(place: Option<&str>) -> String {
+    place.map(|place| format!(" at {place}")).unwrap_or_default()
 }

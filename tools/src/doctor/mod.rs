@@ -16,6 +16,7 @@ use crate::{
 mod descriptors;
 mod envoy;
 mod fields;
+mod located;
 mod optional_entries;
 mod quota_settings;
 mod quotas;

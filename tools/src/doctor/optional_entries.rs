@@ -1,11 +1,11 @@
 //! Descriptors that Envoy does not send for a request that lacks a header or a query parameter.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 use tollgate_wire::finding::{DoctorFinding, listed};
 
-use crate::doctor::fields::{field, message, text};
+use crate::doctor::fields::{at, field, message, place, text};
 
 /// The id of the findings.
 const ID: &str = "envoy_optional_entry";
@@ -18,10 +18,10 @@ const CERTAIN_ACTIONS: [&str; 5] =
 /// What clients can leave out of their requests to avoid a limit.
 #[derive(Debug, Default)]
 pub(super) struct OptionalEntries {
-    /// Without these, no descriptor of the same `rate_limits` is certain.
-    alone: BTreeSet<String>,
-    /// Without these, another descriptor of the same `rate_limits` is still sent.
-    with_others: BTreeSet<String>,
+    /// Without these, no descriptor of the same `rate_limits` is certain. Each with its first place.
+    alone: BTreeMap<String, Option<String>>,
+    /// Without these, another descriptor of the same `rate_limits` is still sent. Each with its first place.
+    with_others: BTreeMap<String, Option<String>>,
     /// Headers and query parameters whose values are sent, as clients write them.
     written_by_clients: BTreeSet<String>,
 }
@@ -33,6 +33,7 @@ struct RateLimitItem<'v> {
     /// Whether it is sent before the request passes.
     decides: bool,
     actions: Vec<EntryAction<'v>>,
+    at: Option<String>,
 }
 
 /// An action, which makes one entry.
@@ -68,7 +69,10 @@ impl OptionalEntries {
         for limit in &limits {
             let stays = |other: &RateLimitItem<'_>| other.stage == limit.stage && other.is_certain();
             let found = if limits.iter().any(stays) { &mut self.with_others } else { &mut self.alone };
-            found.extend(limit.avoided_without().map(|part| format!("{part} of {}", limit.descriptor())));
+            for part in limit.avoided_without() {
+                let avoided = format!("{part} of {}", limit.descriptor());
+                found.entry(avoided).or_insert_with(|| limit.at.clone());
+            }
             self.written_by_clients.extend(limit.actions.iter().filter_map(|action| action.part.clone()));
         }
     }
@@ -85,7 +89,7 @@ impl OptionalEntries {
                 ID,
                 format!(
                     "a request without these has no descriptor with a limit, and no other one of the same rate_limits is sent for every request: {}",
-                    listed(self.alone.iter().cloned())
+                    listed(with_places(&self.alone))
                 ),
                 "add a descriptor that every request has, for example of remote_address, or set skip_if_absent: true after a generic_key and write a rule for the entries that are left",
             ));
@@ -95,13 +99,17 @@ impl OptionalEntries {
                 ID,
                 format!(
                     "a request without these has one descriptor less, and avoids its limit; others of the same rate_limits are still sent: {}",
-                    listed(self.with_others.iter().cloned())
+                    listed(with_places(&self.with_others))
                 ),
                 "set skip_if_absent: true after a generic_key and write a rule for the entries that are left, if clients must not avoid the limit",
             ));
         }
         findings
     }
+}
+
+fn with_places(found: &BTreeMap<String, Option<String>>) -> impl Iterator<Item = String> {
+    found.iter().map(|(avoided, place)| format!("{avoided}{}", at(place.as_deref())))
 }
 
 impl<'v> RateLimitItem<'v> {
@@ -112,6 +120,7 @@ impl<'v> RateLimitItem<'v> {
             stage: field(fields, "stage").and_then(Value::as_u64).unwrap_or(0),
             decides: !is_set("apply_on_stream_done"),
             actions: actions.filter_map(|action| EntryAction::from_fields(action.as_object()?)).collect(),
+            at: place(fields),
         })
     }
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use tollgate_wire::finding::{DoctorFinding, listed};
 
 use crate::doctor::{
-    fields::{field, message, text},
+    fields::{at, field, message, place, text},
     quota_settings::{bounds_values, closes_after, contains, denies_before, fallback, repaired},
     yaml_text,
 };
@@ -18,8 +18,10 @@ const ALL_DENIED: &str = "{fallback_rate_limit: {blanket_rule: DENY_ALL}}";
 /// What a configuration says about quotas.
 #[derive(Debug, Default)]
 pub(super) struct Quotas {
-    domains: Vec<String>,
-    faults: Vec<FilterFault>,
+    /// The domains of the filters, each with its first place.
+    domains: Vec<(String, Option<String>)>,
+    /// What is wrong, each with the place of the first filter.
+    faults: Vec<(FilterFault, Option<String>)>,
     // The domain of each filter whose matchers have a fault, with the repaired matchers.
     repaired: Vec<(String, String)>,
 }
@@ -47,17 +49,18 @@ impl Quotas {
     /// Adds what these fields say, without what is in them, if they are those of a filter or of an override.
     pub(super) fn add(&mut self, fields: &Map<String, Value>) {
         if text(fields, "@type").is_some_and(|name| name.ends_with(OVERRIDE_TYPE)) {
-            self.add_fault(FilterFault::Override);
+            self.add_fault(FilterFault::Override, None);
         }
         if message(fields, "rlqs_server").is_none() {
             return;
         }
         let domain = text(fields, "domain").unwrap_or_default();
-        if !self.domains.contains(&domain) {
-            self.domains.push(domain.clone());
+        let place = place(fields);
+        if !self.domains.iter().any(|(known, _)| *known == domain) {
+            self.domains.push((domain.clone(), place.clone()));
         }
         if let Some(matcher) = message(fields, "bucket_matchers") {
-            self.add_matcher(&domain, matcher);
+            self.add_matcher(&domain, place.as_deref(), matcher);
         }
     }
 
@@ -66,16 +69,16 @@ impl Quotas {
         !self.domains.is_empty()
     }
 
-    fn add_fault(&mut self, fault: FilterFault) {
-        if !self.faults.contains(&fault) {
-            self.faults.push(fault);
+    fn add_fault(&mut self, fault: FilterFault, place: Option<&str>) {
+        if !self.faults.iter().any(|(known, _)| *known == fault) {
+            self.faults.push((fault, place.map(str::to_owned)));
         }
     }
 
-    fn add_matcher(&mut self, domain: &str, matcher: &Map<String, Value>) {
+    fn add_matcher(&mut self, domain: &str, place: Option<&str>, matcher: &Map<String, Value>) {
         let mut own = Self::default();
         if message(matcher, "on_no_match").is_none() {
-            own.add_fault(FilterFault::NoCatchAll);
+            own.add_fault(FilterFault::NoCatchAll, None);
         }
         own.add_settings(&Value::Object(matcher.clone()), false);
         let repaired = (domain.to_owned(), yaml_text::block(&json!({"bucket_matchers": repaired(matcher)})));
@@ -84,7 +87,7 @@ impl Quotas {
         {
             self.repaired.push(repaired);
         }
-        own.faults.into_iter().for_each(|fault| self.add_fault(fault));
+        own.faults.into_iter().for_each(|(fault, _)| self.add_fault(fault, place));
     }
 
     /// Adds the settings of buckets in `value`. `is_bounded`: whether an expression, a list or a text matches the
@@ -95,7 +98,7 @@ impl Quotas {
             Value::Object(fields) => {
                 let is_bounded = is_bounded || message(fields, "predicate").is_some_and(bounds_values);
                 if field(fields, "keep_matching").and_then(Value::as_bool) == Some(true) {
-                    self.add_fault(FilterFault::Preview);
+                    self.add_fault(FilterFault::Preview, None);
                 }
                 if message(fields, "bucket_id_builder").is_some()
                     && field(fields, "reporting_interval").is_some()
@@ -111,25 +114,27 @@ impl Quotas {
     fn add_bucket(&mut self, settings: &Map<String, Value>, is_bounded: bool) {
         let before = fallback(settings, "no_assignment_behavior");
         if before.is_some_and(|strategy| message(strategy, "token_bucket").is_some()) {
-            self.add_fault(FilterFault::BucketBefore);
+            self.add_fault(FilterFault::BucketBefore, None);
         } else if !denies_before(settings) {
-            self.add_fault(FilterFault::OpenBefore);
+            self.add_fault(FilterFault::OpenBefore, None);
         }
         if !closes_after(settings) {
-            self.add_fault(FilterFault::OpenAfter);
+            self.add_fault(FilterFault::OpenAfter, None);
         }
         if !is_bounded && contains(settings, "custom_value") {
-            self.add_fault(FilterFault::FreeValue);
+            self.add_fault(FilterFault::FreeValue, None);
         }
     }
 
     /// Findings for a server with these domains.
     pub(super) fn findings(&self, domains: &[String]) -> Vec<DoctorFinding> {
-        let unknown = self.domains.iter().filter(|domain| !domains.contains(domain)).map(|domain| {
+        let unknown = self.domains.iter().filter(|(domain, _)| !domains.contains(domain));
+        let unknown = unknown.map(|(domain, place)| {
+            let at = at(place.as_deref());
             DoctorFinding::warning(
                 "envoy_quota_unknown_domain",
                 format!(
-                    "the quota filter names the domain {domain:?}, which no rules have: its requests pass"
+                    "the quota filter{at} names the domain {domain:?}, which no rules have: its requests pass"
                 ),
                 format!(
                     "set its `domain` to one of the rules, or add rules for it; the rules have {}",
@@ -147,7 +152,12 @@ impl Quotas {
             )
             .with_snippet(yaml.clone())
         });
-        unknown.chain(self.faults.iter().map(|fault| fault.finding())).chain(repaired).collect()
+        let faults = self.faults.iter().map(|(fault, place)| {
+            let found = fault.finding();
+            let filter = place.as_ref().map(|place| format!(" (the filter at {place})")).unwrap_or_default();
+            DoctorFinding { what: found.what + &filter, ..found }
+        });
+        unknown.chain(faults).chain(repaired).collect()
     }
 }
 

@@ -243,6 +243,7 @@ descriptors:
             domains: vec![domain.to_owned()],
             entries: entries.iter().map(entry).collect(),
             charge,
+            at: None,
         }
     }
 
