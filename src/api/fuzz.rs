@@ -248,8 +248,8 @@ fn answer(mut router: Router, request: Request<Body>) -> (StatusCode, HeaderMap,
 }
 
 /// A process that answers.
-#[derive(Clone)]
-struct Ready;
+#[derive(Clone, Debug)]
+pub(super) struct Ready;
 
 impl Readiness for Ready {
     fn ready(&self) -> Result<String, String> {

@@ -1,6 +1,6 @@
 //! The HTTP API: probes, the rate limit services as JSON, and decisions by headers.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{fmt, net::SocketAddr, sync::Arc};
 
 use axum::{
     Extension, Router,
@@ -30,7 +30,7 @@ use crate::api::{
 const WHAT_LISTENS: &str = "Tollgate over HTTP: POST /json and /v1/... decide, GET /livez, /readyz and /healthcheck are probes; gRPC, metrics and the operators' page have ports of their own\n";
 
 /// Reports whether this process is ready to serve requests.
-pub trait Readiness: Clone + Send + Sync + 'static {
+pub trait Readiness: fmt::Debug + Send + Sync + 'static {
     /// `Ok` has the answer if it is, `Err` the reason why it is not.
     fn ready(&self) -> Result<String, String>;
 
@@ -43,7 +43,7 @@ pub trait Readiness: Clone + Send + Sync + 'static {
 
 /// Routes `/`, `/healthcheck`, `/livez`, `/readyz`, `POST /json`, the calls of `tollgate.v1` below `/v1` and, if it is
 /// set, `/check`. At most `calls_max` calls run at once. Calls wait until it is `opened`.
-pub fn router<R: Readiness>(
+pub fn router<R: Readiness + Clone>(
     api: Api,
     readiness: R,
     reader: RequestReader,
@@ -188,12 +188,12 @@ impl Undecided {
     }
 }
 
-async fn readyz<R: Readiness>(State(readiness): State<R>) -> Response {
+async fn readyz<R: Readiness + Clone>(State(readiness): State<R>) -> Response {
     readiness.ready().map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, printable_lines(&why))).into_response()
 }
 
 /// Like `/readyz`, with the status codes that probes for envoyproxy/ratelimit expect.
-async fn healthcheck<R: Readiness>(State(readiness): State<R>) -> Response {
+async fn healthcheck<R: Readiness + Clone>(State(readiness): State<R>) -> Response {
     readiness
         .healthy()
         .map_err(|why| (StatusCode::INTERNAL_SERVER_ERROR, printable_lines(&why)))

@@ -170,6 +170,8 @@ impl Components {
             state: self.admin.clone(),
             requests: self.api.metrics().clone(),
             certificates: Arc::new(self.stats.clone()),
+            readiness: Arc::new(self.probe()),
+            started: clock.now(),
         };
         let stopping = || lifecycle::wait_for_phase(self.phases.clone(), Phase::Stopping);
         background.spawn(self.live.clone().run(page, stopping()));

@@ -104,7 +104,7 @@ impl Readiness for Probe {
                 Some(problem) => format!("OK, but {problem}\n"),
                 None => "OK".to_owned(),
             }),
-            Phase::Draining | Phase::Stopping => Err("leaving\n".to_owned()),
+            Phase::Draining | Phase::Stopping => Err("draining\n".to_owned()),
         }
     }
 

@@ -6,6 +6,8 @@ import http.server
 import itertools
 import json
 import re
+import signal
+import socket
 import threading
 
 import pytest
@@ -16,8 +18,8 @@ from bootstraps import deployed_quotas
 from cluster import RULES
 from colours import VISIONS, Colour
 from load import Load
-from processes import LOOPBACK, ROOT, TIMEOUT, eventually
-from rls import descriptor
+from processes import LOOPBACK, ROOT, TIMEOUT, eventually, http_call
+from rls import descriptor, rate_limit_request
 
 pytestmark = pytest.mark.extended
 
@@ -33,8 +35,8 @@ VIEWS = {
 }
 DENIED = ("user", "ada, the first")
 LOADED = [descriptor(DENIED), descriptor(("hot", "x")), *(descriptor(("plenty", f"{n}")) for n in range(20))]
-# The maximum number of keys that the page lists.
-KEYS_MAX = 50
+# The numbers of keys that the page lists at first, and at most.
+LISTED_FIRST, KEYS_MAX = 20, 50
 OWNERS = 6
 SECRET = "token-of-this-test"
 
@@ -87,6 +89,25 @@ def chosen_key(page):
     answer = page.get_by_role("region", name="Explanation")
     expect(answer.get_by_text("Over limit", exact=True)).to_be_visible()
     return answer
+
+
+def strip(page):
+    return page.get_by_role("region", name="Health")
+
+
+def colour(page):
+    """What the strip says by its colour."""
+    return strip(page).get_attribute("class").removeprefix("strip ")
+
+
+def findings(replica):
+    """The ids of the findings that `tollgate doctor` prints."""
+    return [finding["id"] for finding in http_call(replica.admin, "/doctor").json()["findings"]]
+
+
+def first_names(page, title):
+    """The names of a list of the overview."""
+    return [text.split("\n")[0] for text in card(page, title).locator("li").all_inner_texts()]
 
 
 def points(replica):
@@ -204,11 +225,130 @@ def test_cluster_is_shown_by_every_replica_and_follows_its_changes(loaded_cluste
         eventually("checks are sent to their owner", lambda sent=sent: figure(sent.inner_text()) > 0)
 
     cluster.remove(cluster.replicas[-1])
-    expect(pages[0].locator("tbody tr", has_text="gone")).to_have_count(1)
+    expect(pages[0].get_by_text("1 left in order")).to_be_visible()
+    expect(pages[0].locator("tbody tr")).to_have_count(2)
     expect(pages[0].locator("tbody tr", has_text="serving")).to_have_count(2)
+    assert "member_died" not in findings(cluster.replicas[0])
     # The page of the replica that has gone cannot be told more.
     expect(pages[2].locator("#state")).to_contain_text("trying again")
+    expect(strip(pages[2])).to_contain_text("has not answered since")
+    assert colour(pages[2]) == "lost"
     pages[2].problems.clear()
+
+
+def test_death_of_member_is_red_and_a_finding(loaded_cluster, open_page):
+    page = open_page(loaded_cluster.replicas[0], view="cluster")
+    expect(page.locator("tbody tr")).to_have_count(3)
+    loaded_cluster.kill(loaded_cluster.replicas[-1])
+    expect(page.get_by_text(re.compile(r"^1 died \d+\ss ago$"))).to_have_class("bad")
+    expect(page.locator("tbody tr").last.locator("td[data-label=State] > *")).to_have_text("died")
+    expect(page.locator("tbody tr").last.locator("td[data-label=State] > *")).to_have_class("bad")
+    expect(strip(page)).to_contain_text("member_died")
+    assert "member_died" in findings(loaded_cluster.replicas[0])
+    assert browsers.violations(page) == []
+    page.get_by_role("link", name="Overview", exact=True).click()
+    expect(card(page, "Cluster")).to_contain_text("2 of 3 serve")
+    expect(card(page, "Cluster")).to_contain_text("1 died")
+
+
+def test_strip_shows_findings_of_the_doctor_with_repair_and_link(exhausted, rule_file, callers, open_page):
+    page = open_page(exhausted)
+    expect(strip(page)).to_contain_text("All is well")
+    assert colour(page) == "good"
+
+    callers.call_all([(exhausted.grpc, rate_limit_request(descriptor(("user", "ada")), domain="egde"))])
+    finding = strip(page).get_by_role("listitem").filter(has_text="unknown_domain")
+    expect(finding).to_contain_text("Repair: set `domain` of the caller")
+    expect(finding.get_by_role("link", name="Documentation")).to_have_attribute("href", re.compile(r"/docs/admin\.md#"))
+    expect(strip(page)).to_contain_text("1 warning")
+    assert colour(page) == "warn"
+
+    rule_file(RULES.replace("unit: second,", "unit: moment,"))
+    finding = strip(page).get_by_role("listitem").filter(has_text="rule_problems")
+    expect(finding).to_contain_text("Repair: ")
+    expect(strip(page)).to_contain_text("1 error, 1 warning")
+    assert colour(page) == "bad"
+    shown = strip(page).locator("li strong").all_inner_texts()
+    assert sorted(shown) == sorted(findings(exhausted))
+    assert browsers.violations(page) == []
+    finding.get_by_role("link", name="See Rules").click()
+    expect(page.get_by_role("heading", level=2)).to_have_text("Rules")
+
+
+def test_strip_is_grey_while_the_server_does_not_answer(exhausted, open_page):
+    page = open_page(exhausted)
+    expect(strip(page)).to_contain_text("All is well")
+    exhausted.child.send_signal(signal.SIGSTOP)
+    expect(strip(page)).to_contain_text(re.compile(r"has not answered since \d\d:\d\d:\d\d, for \d+\ss"))
+    assert colour(page) == "lost"
+    assert browsers.violations(page) == []
+    exhausted.child.send_signal(signal.SIGCONT)
+    expect(strip(page)).to_contain_text("All is well")
+
+
+def test_draining_is_shown_beside_host_version_and_rules(start_tollgate, rule_file, open_page):
+    tollgate = start_tollgate(rule_file(RULES), drain_delay="15s")
+    page = open_page(tollgate)
+    identity = page.locator("#identity")
+    digest = http_call(tollgate.admin, "/rules").json()["hash"]
+    expect(identity).to_contain_text(re.compile(rf"^host {socket.gethostname()}, version [\d.]+, up \d+\s\w+, rules {digest}$"))
+    expect(strip(page)).to_contain_text("All is well")
+    tollgate.terminate()
+    expect(strip(page)).to_contain_text("Not ready: draining")
+    assert colour(page) == "warn"
+
+
+def test_overview_lists_what_is_refused_now_and_explains_it(start_tollgate, rule_file, callers, cleanup, open_page):
+    tollgate = start_tollgate(rule_file(RULES))
+    callers.call_all([(tollgate.grpc, rate_limit_request(descriptor(DENIED)))] * 1000)
+    page = open_page(tollgate)
+    expect(card(page, "Most refused keys")).to_contain_text("None in the last 10 seconds")
+    cleanup.enter_context(Load(callers, [tollgate.grpc], [descriptor(("bucket", "now"))], concurrency=1, interval=0.1))
+    eventually("the key is listed", lambda: first_names(page, "Most refused keys") == ["edge bucket=now"])
+    eventually("its rule is listed", lambda: first_names(page, "Rules that refuse most") == ["edge.bucket"])
+
+    page.get_by_role("button", name="edge bucket=now").click()
+    expect(page.get_by_role("heading", level=2)).to_have_text("Keys")
+    answer = page.get_by_role("region", name="Explanation")
+    now = answer.locator(".figure").first
+    expect(now).to_have_text(re.compile(r"^Refused [\d.]+ a second$"))
+    eventually("it has a rate", lambda: figure(now.inner_text()) > 0)
+    expect(now).to_have_class("figure bad")
+    expect(answer.get_by_text("Over limit", exact=True)).to_be_visible()
+
+    page.mouse.move(0, 0)
+    keys = page.locator("tbody button")
+    expect(keys).to_have_text(["edge bucket=now", r"edge user=ada\, the first"])
+    page.get_by_label("Order by").select_option("since the start")
+    expect(keys).to_have_text([r"edge user=ada\, the first", "edge bucket=now"])
+    expect(page.locator("tbody tr").first).to_contain_text("0 /s".replace(" ", "\u00a0"))
+
+
+def test_axes_of_young_process_end_near_its_data(exhausted, open_page):
+    page = open_page(exhausted)
+    eventually("the line has a sample", lambda: len(instants(page, "Decisions each second")) >= 3)
+    assert instants(page, "Decisions each second")[0] < 600 * 0.75
+    expect(page.locator(".times").first).to_contain_text(re.compile("^−[1-6]?[05]\\ss"))
+
+
+def test_columns_without_content_are_hidden(exhausted, rule_file, open_page):
+    page = open_page(exhausted, view="rules")
+    expect(page.get_by_role("columnheader", name="Decisions")).to_be_visible()
+    shadow = page.get_by_role("columnheader", name="Shadow: would refuse")
+    expect(shadow).to_have_count(0)
+    rule_file(RULES.replace("- key: member\n", "- key: member\n        shadow_mode: true\n"))
+    expect(shadow).to_be_visible()
+    expect(page.get_by_role("columnheader", name="Candidate: would refuse")).to_have_count(0)
+
+
+@pytest.mark.parametrize("width", [browsers.PHONE, 400])
+def test_phone_has_tabs_in_one_line_and_tiles_in_two_columns(exhausted, open_page, width):
+    page = open_page(exhausted, width=width)
+    tabs = [link.bounding_box() for link in page.get_by_role("navigation").get_by_role("link").all()]
+    assert len(tabs) == len(VIEWS) and len({tab["y"] for tab in tabs}) == 1
+    passed, refused = (card(page, title).bounding_box() for title in ("Passed", "Refused"))
+    assert passed["y"] == refused["y"] and passed["x"] < refused["x"]
+    assert not browsers.is_wider_than_window(page)
 
 
 def test_form_explains_request_and_charges_nothing(exhausted, open_page):
@@ -223,6 +363,10 @@ def test_form_explains_request_and_charges_nothing(exhausted, open_page):
     expect(answer).to_contain_text("10 of 10 left of an unused counter, 10 after")
     expect(answer).to_be_focused()
     assert exhausted.remaining(("bucket", "b")) == 10
+
+    page.get_by_label("Descriptors").fill("unknown=u")
+    page.get_by_role("button", name="Explain").click()
+    expect(answer.get_by_text("No limit", exact=True)).to_have_class("figure warn")
 
     page.get_by_label("Descriptors").fill("no separator")
     page.get_by_role("button", name="Explain").click()
@@ -276,7 +420,10 @@ def test_explanation_is_visible_after_tap_on_first_of_fifty_keys(exhausted, call
             callers.call(exhausted.grpc, descriptor(("user", f"of a phone {number}"), hits=hits))
     page = open_page(exhausted, view="keys", width=browsers.PHONE)
     keys = page.locator("tbody button")
-    expect(keys).to_have_count(KEYS_MAX)
+    expect(keys).to_have_count(LISTED_FIRST)
+    page.get_by_role("button", name=re.compile("^Show all 5[01] keys$")).tap()
+    eventually("all keys are listed", lambda: keys.count() >= KEYS_MAX)
+    page.evaluate("document.activeElement.blur()")
     keys.first.tap()
     answer = page.get_by_role("region", name="Explanation")
     expect(answer.get_by_text("Over limit", exact=True)).to_be_in_viewport()
@@ -306,14 +453,14 @@ def test_page_works_by_keyboard_alone(exhausted, open_page):
     expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
     for _ in range(3):
         page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Keys")).to_be_focused()
+    expect(page.get_by_role("link", name="Keys", exact=True)).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Keys")).to_be_focused()
 
     key = page.locator("tbody button").first
     key.wait_for()
-    page.keyboard.press("Tab")
-    page.keyboard.press("Tab")
+    for _ in range(3):
+        page.keyboard.press("Tab")
     expect(key).to_be_focused()
     page.keyboard.press("Enter")
     reset = page.get_by_role("button", name="Reset this counter")

@@ -169,7 +169,7 @@ async fn draining_process_is_not_ready_but_answers_calls() {
     let channel = service.channel().await;
     service.terminate().await;
     until(async || (health(&channel, "").await == Ok(ServingStatus::NotServing)).then_some(())).await;
-    assert_eq!(service.http("GET", "/readyz", "").await, (503, "leaving\n".to_owned()));
+    assert_eq!(service.http("GET", "/readyz", "").await, (503, "draining\n".to_owned()));
     assert!(service.call(request_for("shop", "user", "new connection")).await.is_ok());
     // A second signal ends the process at once.
     service.terminate().await;

@@ -1,6 +1,6 @@
 //! The operators' page: its files, and the stream of samples that they show.
 
-use std::{collections::BTreeSet, fs};
+use std::{collections::BTreeSet, fs, time::Duration};
 
 use serde_json::{Value, json};
 use tokio::{io::AsyncBufReadExt, net::TcpStream, time::timeout};
@@ -234,7 +234,10 @@ async fn sample_shows_decisions_denied_keys_and_changed_rules() {
     // Classic rules count the refused hit too.
     assert_eq!(latest[1], json!([2, 1, 3, 1, 0, 0]));
     assert_eq!(last["each_rule"]["hash"], list["list"]["hash"]);
-    assert_eq!(last["top"]["denied"], json!([{"key": r"shop user=b\,b", "count": 1, "error": 0}]));
+    assert_eq!(
+        last["top"]["denied"],
+        json!([{"key": r"shop user=b\,b", "count": 1, "error": 0, "rate": 0.0}])
+    );
     let explained = ok_json(&service, "GET", r"/explain?domain=shop&key=user=b%5C,b", "").await;
     assert_eq!(explained["code"], "OVER_LIMIT");
 }
@@ -272,4 +275,41 @@ async fn rules_list_has_rules_with_all_words_only() {
     assert_eq!(found("GOLD+plan").await, ["shop.plan_gold"]);
     assert_eq!(found("rules.yaml:5:").await, ["shop.user"]);
     assert!(found("gold+member").await.is_empty());
+}
+
+#[tokio::test]
+async fn sample_has_what_is_refused_now_and_who_answers() {
+    let service = Service::start(RULES).await;
+    let mut live = Live::open(&service, "").await;
+    let first = live.next().await.unwrap();
+    assert_eq!(first["process"]["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(first["process"]["not_ready"], Value::Null);
+    assert_eq!(first["rules"]["hash"], ok_json(&service, "GET", "/rules", "").await["hash"]);
+    assert_eq!(first["top"]["rules"], json!([]));
+    for _ in 0..10 {
+        service.call(request_for("shop", "user", "bob")).await.unwrap();
+    }
+    service.advance(Duration::from_secs(2));
+    let sample = loop {
+        let sample = live.next().await.unwrap();
+        if sample["top"]["rules"] != json!([]) {
+            break sample;
+        }
+    };
+    let key = &sample["top"]["denied"][0];
+    assert_eq!(key["key"], "shop user=bob");
+    assert_eq!(key["rate"], 4.0, "8 in two seconds");
+    assert_eq!(sample["top"]["rules"], json!([{"rule": "shop.user", "rate": 4.0}]));
+}
+
+#[test]
+fn findings_that_lead_to_views_of_the_page_are_documented() {
+    let script = include_str!("../../../src/api/admin/page/findings.js");
+    let documented = include_str!("../../../docs/admin.md");
+    let views = script.split_once("const VIEWS = {").unwrap().1.split_once("};").unwrap().0;
+    let ids: Vec<_> = views.split('"').skip(1).step_by(2).collect();
+    assert!(ids.len() > 20, "{ids:?}");
+    for id in ids {
+        assert!(documented.contains(&format!("`{id}`")), "docs/admin.md lacks {id}");
+    }
 }

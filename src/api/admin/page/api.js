@@ -22,9 +22,9 @@ async function request(method, path, signal) {
 }
 
 /** The JSON of an endpoint. */
-export async function ask(method, path, parameters = []) {
+export async function ask(method, path, parameters = [], signal = undefined) {
   const query = new URLSearchParams(parameters).toString();
-  return (await request(method, query ? `${path}?${query}` : path)).json();
+  return (await request(method, query ? `${path}?${query}` : path, signal)).json();
 }
 
 /** Each line of a stream of JSON. */

@@ -1,8 +1,26 @@
 // Cluster: the members and their slots, as this replica sees them.
 
-import { element, number, perSecond, say, seconds, share, table, terms, whole } from "./dom.js";
+import { age, element, hideEmptyColumns, number, perSecond, say, seconds, share, table, terms, whole } from "./dom.js";
 
 const COLOURS = 6;
+const COLUMNS = [["Member"], ["State"], ["Slots", "number"], ["Last message", "number"], ["Rules"]];
+/** How members that are no longer there have departed. Those of which it is not known have left. */
+const DEATHS = { died: "died", silent: "given up as silent" };
+
+/** The members that are part of the cluster, those that have ended without leaving, and those that left in order. */
+export function grouped(members) {
+  const isDeath = ({ departure }) => departure in DEATHS;
+  const here = members.filter(({ state }) => state !== "gone");
+  const [serving, others] = [true, false].map((wanted) => here.filter((one) => (one.state === "serving") === wanted));
+  const gone = members.filter(({ state }) => state === "gone").sort((one, other) => one.silent_ms - other.silent_ms);
+  return { serving, others, dead: gone.filter(isDeath), left: gone.filter((one) => !isDeath(one)) };
+}
+
+/** Members that have died, as a text: `1 died 20 s ago`; an empty one if there is none. */
+export function deaths({ dead }) {
+  if (dead.length === 0) return "";
+  return `${number(dead.length)} died${dead.length > 1 ? ", the last one" : ""} ${age(dead[0].silent_ms / 1000)} ago`;
+}
 
 function alone(root) {
   const note = element("p", { class: "card" });
@@ -26,7 +44,11 @@ function members(root, history) {
     root: list,
     body,
     row: make,
-  } = table("Members", [["Member"], ["State"], ["Slots", "number"], ["Last message", "number"], ["Rules"]]);
+  } = table("Members", COLUMNS);
+  const died = element("p", { class: "bad" });
+  const leftSummary = element("summary");
+  const leftList = element("ul");
+  const left = element("details", { hidden: true }, leftSummary, leftList);
   const checks = element("div");
   root.append(
     element("section", { class: "card" }, element("h3", {}, "Slots by owner"), bar, summary),
@@ -34,7 +56,9 @@ function members(root, history) {
       "section",
       { class: "card" },
       element("h3", {}, "Members"),
+      died,
       list,
+      left,
     ),
     element("section", { class: "card" }, element("h3", {}, "Checks of this replica in the last 10 seconds"), checks),
   );
@@ -64,8 +88,16 @@ function members(root, history) {
         ["View", element("code", {}, view.view)],
       ]),
     );
+    const groups = grouped(view.members);
+    say(died, deaths(groups));
+    died.hidden = groups.dead.length === 0;
+    left.hidden = groups.left.length === 0;
+    say(leftSummary, `${number(groups.left.length)} left in order`);
+    const leftTexts = groups.left.map((one) => `${one.address}, id ${one.id}, ${age(one.silent_ms / 1000)} ago`);
+    leftList.replaceChildren(...leftTexts.map((text) => whole("li", text)));
     body.replaceChildren(
-      ...view.members.map((member, index) => {
+      ...[...groups.serving, ...groups.others, ...groups.dead].map((member) => {
+        const index = view.members.indexOf(member);
         const isSelf = member.id === view.self;
         const name = element(
           "div",
@@ -76,14 +108,18 @@ function members(root, history) {
           whole("span", `id ${member.id}`, { class: "at" }),
         );
         const hasOwnRules = member.rules === own?.rules;
+        const death = DEATHS[member.departure];
+        const kind = death ? "bad" : member.state === "serving" ? "good" : "warn";
+        const rules = hasOwnRules ? "the same" : `others: ${member.rules}`;
         return make(name, [
-          element("span", { class: member.state === "serving" ? "good" : "warn" }, member.state),
-          element("span", {}, `${number(member.holding)} (${share(member.holding, all)})`),
+          element("span", { class: kind }, death ?? member.state),
+          element("span", {}, death ? "–" : `${number(member.holding)} (${share(member.holding, all)})`),
           element("span", {}, isSelf ? "–" : `${seconds(member.silent_ms / 1000)} ago`),
-          element("span", { class: hasOwnRules ? "" : "warn" }, hasOwnRules ? "the same" : `others: ${member.rules}`),
+          element("span", { class: hasOwnRules || death ? "" : "warn" }, death ? "–" : rules),
         ]);
       }),
     );
+    hideEmptyColumns([list], COLUMNS.length);
     const growth = (figure) => history.growth((one) => figure(one) ?? 0) ?? 0;
     const decisions = growth((one) => one.decisions.ok + one.decisions.over_limit);
     const kinds = [

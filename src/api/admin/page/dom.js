@@ -84,6 +84,26 @@ export function table(label, columns) {
   return { root, body, row };
 }
 
+/** A list from which one of `options` is chosen: pairs of a value and its text. */
+export function choice(id, options) {
+  return element(
+    "select",
+    { id },
+    options.map(([value, text]) => element("option", { value }, text)),
+  );
+}
+
+/** Hides the columns of tables that are empty in all of their rows; the first ones are heads. */
+export function hideEmptyColumns(tables, columns) {
+  for (let index = 1; index < columns; index += 1) {
+    const cells = tables.flatMap((one) => [...one.querySelectorAll(`tbody td:nth-child(${index + 1})`)]);
+    const isEmpty = cells.length > 0 && cells.every((cell) => ["", "–"].includes(cell.textContent));
+    for (const one of tables) {
+      for (const cell of one.querySelectorAll(`tr > :nth-child(${index + 1})`)) cell.hidden = isEmpty;
+    }
+  }
+}
+
 /** Sets a text only if it changes, so that a selection in it stays. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
@@ -131,6 +151,11 @@ export function perSecond(value) {
 export function seconds(value) {
   const [figure, unit] = inUnit(value);
   return `${figure}${NO_BREAK}${unit}`;
+}
+
+/** A time in whole seconds or longer units. */
+export function age(value) {
+  return value < 120 ? `${integer.format(Math.floor(value))}${NO_BREAK}s` : seconds(value);
 }
 
 function inUnit(value) {

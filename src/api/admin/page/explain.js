@@ -1,7 +1,7 @@
 // The explanation of a request: what would be decided and why, with the reset of a counter.
 
 import { Refusal, ask } from "./api.js";
-import { count, element, instant, number, perSecond, seconds, share, table, terms, whole } from "./dom.js";
+import { count, element, instant, number, perSecond, rate, say, seconds, share, table, terms, whole } from "./dom.js";
 
 function verdictText(verdict) {
   if (verdict.passes)
@@ -112,8 +112,15 @@ function shares({ shares: divided }) {
   return [element("h4", {}, `Divided over ${count(clients, "client")}${more}`), root];
 }
 
+/** What happens, as a text and its colour. A request that nothing limits is perhaps not meant to be. */
+function outcome(passes, isLimited, texts) {
+  if (!passes) return [texts.refused, "bad"];
+  return isLimited ? [texts.passes, "good"] : [texts.unlimited, "warn"];
+}
+
 function descriptor(answer, part, reset) {
-  const passes = part.code === "OK";
+  const texts = { passes: "passes", refused: "over limit", unlimited: "no limit" };
+  const [verdict, colour] = outcome(part.code === "OK", part.limit, texts);
   const can = part.counter && part.rule;
   return element(
     "section",
@@ -122,8 +129,8 @@ function descriptor(answer, part, reset) {
     element(
       "p",
       {},
-      element("span", { class: `badge ${passes ? "good" : "bad"}` }, passes ? "passes" : "over limit"),
-      whole("span", part.why),
+      element("span", { class: `badge ${colour}` }, verdict),
+      whole("span", part.why.replace(/^no limit: /, "")),
     ),
     terms([
       ["Asks", part.asks],
@@ -171,11 +178,26 @@ function confirmed(text) {
   });
 }
 
-/** Shows explanations in `root`. Only the answer to the latest question is shown. */
-export function explainer(root) {
+/**
+ * Shows explanations in `root`, and what is known of their keys in a list of the samples. Only the answer to the latest
+ * question is shown.
+ */
+export function explainer(root, history, list) {
   const [status, body] = [element("p", { role: "status" }), element("div")];
-  root.append(status, body);
+  const now = element("p", { class: "figure", hidden: true });
+  root.append(status, now, body);
   let asked = 0;
+  let explained = null;
+
+  const update = () => {
+    const keys = (explained?.descriptors ?? []).map((part) => `${explained.domain} ${part.descriptor}`);
+    const known = keys.map((key) => history.key(list, key)).filter(Boolean);
+    const each = known.reduce((sum, one) => sum + one.rate, 0);
+    const done = list === "denied" ? "Refused" : "Requested";
+    now.hidden = known.length === 0;
+    now.className = `figure ${list === "denied" && each > 0 ? "bad" : ""}`;
+    say(now, `${done} ${rate(each)} a second`);
+  };
 
   const reset = async (domain, part, again) => {
     const left = number(part.counter.before.remaining);
@@ -201,12 +223,17 @@ export function explainer(root) {
     try {
       const answer = await ask("GET", "/explain", parameters);
       if (turn !== asked) return;
-      const passes = answer.code === "OK";
+      const texts = { passes: "Passes", refused: "Over limit", unlimited: "No limit" };
+      const isLimited = answer.descriptors.some((part) => part.limit);
+      const [verdict, colour] = outcome(answer.code === "OK", isLimited, texts);
       const by = answer.refused_by.length > 0 ? `, refused by ${answer.refused_by.join(", ")}` : "";
       const shadow = answer.passes_in_shadow_mode ? "; it passes only because of limiter.shadow_mode" : "";
       status.textContent = "";
+      explained = answer;
+      update();
       body.replaceChildren(
-        element("p", { class: `figure ${passes ? "good" : "bad"}` }, passes ? "Passes" : "Over limit"),
+        element("p", { class: "soft" }, "At this moment:"),
+        element("p", { class: `figure ${colour}` }, verdict),
         whole("p", `Decided at ${instant(answer.at)}${by}${shadow}. Nothing was charged.`),
         ...denialBody(answer.denial_body),
         ...answer.descriptors.map((part) =>
@@ -221,9 +248,11 @@ export function explainer(root) {
       );
     } catch (error) {
       if (turn !== asked) return;
+      explained = null;
+      update();
       body.replaceChildren();
       status.textContent = error instanceof Refusal ? error.message : `No answer: ${error.message}`;
     }
   };
-  return explain;
+  return { explain, update };
 }

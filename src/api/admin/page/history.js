@@ -1,4 +1,4 @@
-// What the page knows: the last five minutes, at first as the server kept them, and the last seconds of each rule and key.
+// What the page knows: the last five minutes, at first as the server kept them, and the last seconds of each rule.
 
 const KEPT_MS = 5 * 60 * 1000;
 /** Rates are means of this time. */
@@ -36,8 +36,6 @@ export class History {
     this.counted = null;
     this.rules = new Map();
     this.rulesHash = null;
-    /** By the list of keys. */
-    this.keys = { denied: new Map(), quotas: new Map() };
   }
 
   get latest() {
@@ -71,7 +69,6 @@ export class History {
     this.counted = sample;
     trim(this.points, sample.at, KEPT_MS);
     this.addRules(sample);
-    this.addKeys(sample);
   }
 
   /** A list with the point of this time; an empty one if no time is between them. */
@@ -136,23 +133,8 @@ export class History {
     return { totals: last.totals, rates: last.totals.map((total, which) => (total - first.totals[which]) / time) };
   }
 
-  addKeys(sample) {
-    for (const [list, before] of Object.entries(this.keys)) {
-      const now = new Map();
-      for (const { key, count } of sample.top[list]) {
-        const seen = before.get(key) ?? [];
-        seen.push({ at: sample.at, count });
-        trim(seen, sample.at, RATE_MS);
-        now.set(key, seen);
-      }
-      this.keys[list] = now;
-    }
-  }
-
-  /** The growth of a key of a list each second. */
-  keyRate(list, key) {
-    const seen = this.keys[list].get(key) ?? [];
-    const [first, last] = [seen[0], seen.at(-1)];
-    return first && last.at > first.at ? ((last.count - first.count) * 1000) / (last.at - first.at) : 0;
+  /** What is known of a key of a list. */
+  key(list, key) {
+    return this.latest?.top[list].find((one) => one.key === key);
   }
 }

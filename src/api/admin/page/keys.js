@@ -1,11 +1,13 @@
-// Lists of keys: those that were denied most often, and those with quotas; with the explanation of the chosen one.
+// Lists of keys: those that are denied most often, and those with quotas; with the explanation of the chosen one.
 
 import { ask } from "./api.js";
-import { count, element, number, perSecond, say, table, whole } from "./dom.js";
+import { choice, count, element, number, perSecond, say, table, whole } from "./dom.js";
 import { explainer } from "./explain.js";
 
 // As in the style sheet: there is no room beside the list.
 const NARROW = matchMedia("(max-width: 60rem)");
+/** The number of keys that are listed unless all are asked for. */
+const LISTED_MAX = 20;
 
 /** Domain and descriptor of a key; null if its text was cut. */
 function split(key, domains) {
@@ -21,7 +23,7 @@ const DENIED = {
   label: "Most denied keys",
   columns: [["Key"], ["Denied each second", "number"], ["Since the start", "number"]],
   intro:
-    "The keys that were denied most often since the start, on this replica. Choose one to see why it is refused; asking charges nothing. The order stays while the pointer or the focus is in the list.",
+    "The keys that are denied most often on this replica. Choose one to see why it is refused; asking charges nothing. The order stays while the pointer or the focus is in the list.",
   empty: "No key was denied yet.",
 };
 const QUOTAS = {
@@ -29,7 +31,7 @@ const QUOTAS = {
   label: "Keys most requested at clients with quotas",
   columns: [["Key"], ["Requested each second", "number"], ["Since the start", "number"]],
   intro:
-    "The keys that clients with quotas, as Envoys, have reported most requests of since the start. Choose one to see how its limit is divided. Reports come every few seconds.",
+    "The keys that clients with quotas, as Envoys, report most requests of. Choose one to see how its limit is divided. Reports come every few seconds.",
   empty: "No client has reported requests of a limit that is divided.",
 };
 
@@ -41,7 +43,8 @@ export function quotas(root, context) {
   return listOf(root, context, QUOTAS);
 }
 
-function listOf(root, { history }, kind) {
+function listOf(root, context, kind) {
+  const { history } = context;
   const rows = new Map();
   const note = element("p", { class: "soft" });
   const {
@@ -57,8 +60,14 @@ function listOf(root, { history }, kind) {
   );
   const hint = element("p", { class: "soft" }, "No key is chosen.");
   answer.append(hint);
-  const explain = explainer(answer);
-  const beside = element("div", { class: "split" }, element("section", { class: "card" }, list), answer);
+  const explanation = explainer(answer, history, kind.list);
+  const order = choice("order", [
+    ["rate", "each second now"],
+    ["count", "since the start"],
+  ]);
+  const more = element("button", { hidden: true, click: () => showAll() });
+  let most = LISTED_MAX;
+  const beside = element("div", { class: "split" }, element("section", { class: "card" }, list, more), answer);
   const close = element("button", { click: () => sheet.close() }, "Close");
   const sheet = element(
     "dialog",
@@ -71,23 +80,23 @@ function listOf(root, { history }, kind) {
       { class: "soft" },
       kind.intro,
     ),
+    element("div", { class: "field inline" }, element("label", { for: "order" }, "Order by"), " ", order),
     note,
     beside,
     sheet,
   );
 
-  let domains = [];
-  ask("GET", "/rules").then(
-    (rules) => (domains = Object.keys(rules.domains)),
-    () => {},
+  const domains = ask("GET", "/rules").then(
+    (rules) => Object.keys(rules.domains),
+    () => [],
   );
 
-  const choose = (key) => {
-    const found = split(key, domains);
+  const choose = async (key) => {
+    const found = split(key, await domains);
     for (const [other, { button }] of rows) button.setAttribute("aria-pressed", other === key);
     hint.remove();
     if (found)
-      explain([
+      explanation.explain([
         ["domain", found[0]],
         ["key", found[1]],
       ]);
@@ -112,10 +121,23 @@ function listOf(root, { history }, kind) {
     return { root: make(button, [each, total]), button, each, total };
   };
 
+  const showAll = () => {
+    most = Infinity;
+    update();
+    // The button is gone.
+    list.focus();
+  };
+
   const update = () => {
     const sample = history.latest;
     if (!sample) return;
-    const listed = sample.top[kind.list];
+    explanation.update();
+    const all = sample.top[kind.list];
+    const [first, second] = order.value === "rate" ? ["rate", "count"] : ["count", "rate"];
+    all.sort((one, other) => other[first] - one[first] || other[second] - one[second]);
+    const listed = all.slice(0, most);
+    more.hidden = listed.length === all.length;
+    say(more, `Show all ${number(all.length)} keys`);
     const held = body.matches(":hover") || body.contains(document.activeElement);
     const now = new Set(listed.map(({ key }) => key));
     for (const [key, { root: old }] of rows) {
@@ -124,14 +146,15 @@ function listOf(root, { history }, kind) {
         rows.delete(key);
       }
     }
-    for (const { key, count: most, error } of listed) {
+    for (const { key, count: times, error, rate } of listed) {
       if (!rows.has(key)) {
+        if (held && rows.size >= most) continue;
         rows.set(key, row(key));
         body.append(rows.get(key).root);
       }
       const shown = rows.get(key);
-      say(shown.each, perSecond(history.keyRate(kind.list, key)));
-      say(shown.total, error > 0 ? `${number(most - error)} to ${number(most)}` : number(most));
+      say(shown.each, perSecond(rate));
+      say(shown.total, error > 0 ? `${number(times - error)} to ${number(times)}` : number(times));
       if (!held) body.append(shown.root);
     }
     const missed =
@@ -140,5 +163,8 @@ function listOf(root, { history }, kind) {
         : "";
     say(note, listed.length === 0 ? kind.empty : missed);
   };
+  order.addEventListener("change", update);
+  if (context.chosen?.list === kind.list) choose(context.chosen.key);
+  context.chosen = null;
   return { update };
 }

@@ -111,6 +111,7 @@ impl Live {
                         let (point, line) = sampler.line();
                         (point, Some(line))
                     } else {
+                        sampler.forget_growth();
                         (sampler.point(), None)
                     };
                     (sampler, point, line, stopwatch.elapsed())
@@ -241,7 +242,7 @@ mod tests {
     use super::*;
     use crate::api::{
         admin::{Certificates, page::sample::point},
-        fuzz::admin_state,
+        fuzz::{Ready, admin_state},
     };
 
     fn seconds(history: &PageHistory) -> Vec<Value> {
@@ -264,7 +265,13 @@ mod tests {
     }
 
     fn sources() -> SampleSources {
-        SampleSources { state: admin_state(), requests: Arc::default(), certificates: Arc::new(WithoutTls) }
+        SampleSources {
+            state: admin_state(),
+            requests: Arc::default(),
+            certificates: Arc::new(WithoutTls),
+            readiness: Arc::new(Ready),
+            started: Timestamp::EPOCH,
+        }
     }
 
     async fn until(mut condition: impl FnMut() -> bool) {

@@ -11,6 +11,7 @@ use axum::{
     routing::get,
 };
 
+mod growth;
 mod live;
 mod sample;
 
@@ -26,7 +27,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Path, type and content of each file.
-const FILES: [(&str, &str, &str); 14] = [
+const FILES: [(&str, &str, &str); 15] = [
     ("/", HTML, include_str!("index.html")),
     ("/page/icon.svg", "image/svg+xml", include_str!("icon.svg")),
     ("/page/style.css", STYLE, include_str!("style.css")),
@@ -35,6 +36,7 @@ const FILES: [(&str, &str, &str); 14] = [
     ("/page/dom.js", SCRIPT, include_str!("dom.js")),
     ("/page/history.js", SCRIPT, include_str!("history.js")),
     ("/page/chart.js", SCRIPT, include_str!("chart.js")),
+    ("/page/findings.js", SCRIPT, include_str!("findings.js")),
     ("/page/overview.js", SCRIPT, include_str!("overview.js")),
     ("/page/explain.js", SCRIPT, include_str!("explain.js")),
     ("/page/try.js", SCRIPT, include_str!("try.js")),

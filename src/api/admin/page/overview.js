@@ -1,9 +1,12 @@
 // Overview: what the service does now.
 
 import { chart } from "./chart.js";
-import { NO_BREAK, bytes, count, element, number, perSecond, say, seconds, share } from "./dom.js";
+import { deaths, grouped } from "./cluster.js";
+import { NO_BREAK, bytes, count, element, number, perSecond, say, seconds, share, whole } from "./dom.js";
 
 const EXPIRY_SOON_S = 30 * 86400;
+/** The number of keys, and of rules, that are listed. */
+const LISTED_MAX = 5;
 
 function upTo(value) {
   if (value === null) return "–";
@@ -21,7 +24,34 @@ function card(title) {
   return { root, set, note };
 }
 
-export function overview(root, { history }) {
+/** A list of names with their rates; `choose` makes them buttons. */
+function ranking(title, empty, more, choose) {
+  const list = element("ol", { class: "ranking" });
+  const root = element("section", { class: "card" }, element("h3", {}, title), list, element("p", {}, more));
+  const nodes = new Map();
+  const node = (name) => {
+    const rate = element("span", { class: "rate" });
+    const isCut = name.endsWith("…");
+    const label = choose
+      ? whole("button", name, { class: "link mono", disabled: isCut, click: () => choose(name) })
+      : whole("code", name);
+    return { root: element("li", {}, label, " ", rate), rate };
+  };
+  /** `entries`: pairs of a name and its rate. */
+  const set = (entries) => {
+    const shown = entries.slice(0, LISTED_MAX);
+    for (const [name] of shown) if (!nodes.has(name)) nodes.set(name, node(name));
+    for (const name of nodes.keys()) if (!shown.some(([other]) => other === name)) nodes.delete(name);
+    for (const [name, rate] of shown) say(nodes.get(name).rate, perSecond(rate));
+    const wanted = shown.length > 0 ? shown.map(([name]) => nodes.get(name).root) : [element("li", { class: "soft" }, empty)];
+    // Only if the order changes, so that the focus and a selection stay.
+    const isSame = wanted.length === list.children.length && wanted.every((one, index) => one === list.children[index]);
+    if (!isSame && !list.contains(document.activeElement)) list.replaceChildren(...wanted);
+  };
+  return { root, set };
+}
+
+export function overview(root, { history, chooseKey }) {
   const decisions = chart(
     "Decisions each second",
     [
@@ -45,17 +75,29 @@ export function overview(root, { history }) {
     card("Certificates"),
     card("Cluster"),
   ];
+  const none = "None in the last 10 seconds";
+  const refusedKeys = ranking("Most refused keys", none, element("a", { href: "#keys" }, "All keys"), (key) =>
+    chooseKey("denied", key),
+  );
+  const refusingRules = ranking("Rules that refuse most", none, element("a", { href: "#rules" }, "All rules"));
   const meter = element("meter", { min: 0, max: 1, high: 0.9, optimum: 0, "aria-label": "Memory of counters in use" });
   memory.note.after(meter);
-  const all = [passed, refused, slow, memory, rules, unanswered, certificates, cluster];
-  root.append(
-    element("p", { class: "soft" }, "Rates and times are those of the last 10 seconds."),
+  const [first, others] = [
+    [passed, refused, slow],
+    [memory, rules, unanswered, certificates, cluster],
+  ];
+  const tiles = (cards) =>
     element(
       "div",
-      { class: "cards" },
-      all.map((one) => one.root),
-    ),
+      { class: "cards tiles" },
+      cards.map((one) => one.root),
+    );
+  root.append(
+    element("p", { class: "soft" }, "Rates and times are those of the last 10 seconds."),
+    tiles(first),
+    element("div", { class: "cards" }, refusedKeys.root, refusingRules.root),
     element("div", { class: "cards" }, decisions.root, latency.root),
+    tiles(others),
   );
 
   const update = () => {
@@ -74,6 +116,9 @@ export function overview(root, { history }) {
     const fullNote = full > 0 ? `; ${number(full)} charges refused for lack of memory` : "";
     memory.set(number(live), `${bytes(used)} of ${bytes(most)}${fullNote}`, full > 0 ? "warn" : "");
     meter.value = most > 0 ? used / most : 0;
+    const keys = sample.top.denied.filter(({ rate }) => rate > 0).sort((one, other) => other.rate - one.rate);
+    refusedKeys.set(keys.map(({ key, rate }) => [key, rate]));
+    refusingRules.set(sample.top.rules.map(({ rule, rate }) => [rule, rate]));
     updateRules(sample.rules);
     const { no_rules: without, joining, overloaded, invalid } = sample.requests;
     const failed = without + joining + overloaded + invalid;
@@ -120,12 +165,14 @@ export function overview(root, { history }) {
       );
     }
     if (!view) return cluster.set("single replica", "cluster.listen is off");
-    const serving = view.members.filter((member) => member.state === "serving").length;
-    const note = `this one ${view.state}; ${number(view.moving)} slots move`;
+    const groups = grouped(view.members);
+    const [serving, died] = [groups.serving.length, deaths(groups)];
+    const present = serving + groups.others.length + groups.dead.length;
+    const texts = [view.isolated && "isolated", died, `this one ${view.state}`, `${number(view.moving)} slots move`];
     cluster.set(
-      `${number(serving)} of ${number(view.members.length)} serve`,
-      view.isolated ? `isolated; ${note}` : note,
-      view.isolated ? "bad" : "",
+      `${number(serving)} of ${number(present)} serve`,
+      texts.filter(Boolean).join("; "),
+      view.isolated || died ? "bad" : "",
     );
   };
 

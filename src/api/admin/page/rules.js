@@ -1,7 +1,7 @@
 // Rules: the tree of domains and rules with their decisions, and problems of the files at their lines.
 
 import { ask } from "./api.js";
-import { count, element, instant, number, parts, perSecond, say, share, table, whole } from "./dom.js";
+import { choice, count, element, hideEmptyColumns, instant, number, parts, perSecond, say, share, table, whole } from "./dom.js";
 
 const SEARCH_DELAY_MS = 200;
 const DEPTH_MAX = 3;
@@ -47,14 +47,10 @@ export function rules(root, { history }) {
   const state = element("p", { class: "whole" });
   const problems = element("section", { class: "card", "aria-label": "Problems" });
   const search = element("input", { id: "search", type: "search", autocomplete: "off", spellcheck: "false" });
-  const span = element(
-    "select",
-    { id: "span" },
-    [
-      ["now", "the last 10 seconds"],
-      ["all", "all time since the start"],
-    ].map(([value, text]) => element("option", { value }, text)),
-  );
+  const span = choice("span", [
+    ["now", "the last 10 seconds"],
+    ["all", "all time since the start"],
+  ]);
   const found = element("p", { class: "soft", role: "status" });
   const list = element("div");
   root.append(
@@ -190,6 +186,7 @@ export function rules(root, { history }) {
       say(cells[3], would(rule.shadow_mode, shadow));
       say(cells[4], would(rule.candidate, candidate));
     }
+    hideEmptyColumns([...list.querySelectorAll("table")], COLUMNS.length);
   };
 
   search.addEventListener("input", () => {

@@ -1,21 +1,36 @@
 //! A sample of the numbers that the operators' page shows, and the part of it that its lines need. The page computes
 //! rates from successive samples.
 
-use std::{cmp::Reverse, collections::HashSet, ptr, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, HashSet},
+    fs, ptr,
+    sync::Arc,
+};
 
 use serde_json::{Value, json};
-use tollgate_counter::{metrics::Buckets, time::Timestamp};
+use tollgate_counter::{
+    metrics::{Buckets, TopKeys},
+    time::Timestamp,
+};
 use tollgate_rules::{DecisionTotals, KeyedRules, Rules};
 
 use crate::api::{
     self,
-    admin::{AdminState, Certificates, cluster, counters, format, rules::numbers},
+    admin::{
+        AdminState, Certificates, cluster, counters, format, page::growth::RecentGrowth, rules::numbers,
+    },
+    http::Readiness,
 };
 
 /// The maximum number of rules in a sample.
 const RULES_MAX: usize = 1_000;
-/// The maximum number of denied keys in a sample, and of keys of quotas.
+/// The maximum number of keys of a list in a sample, of those since the start and of those of the last seconds.
 const KEYS_MAX: usize = 50;
+/// The maximum number of rules in a sample that refuse most.
+const REFUSING_RULES_MAX: usize = 10;
+/// Where the documentation of this version is read.
+const DOCS: &str = "https://example.com/tollgate/docs/";
 
 /// What samples are taken from.
 #[derive(Clone, Debug)]
@@ -26,6 +41,10 @@ pub struct SampleSources {
     pub requests: Arc<api::ApiMetrics>,
     /// The certificates of the listeners.
     pub certificates: Arc<dyn Certificates>,
+    /// Whether this replica is ready.
+    pub readiness: Arc<dyn Readiness>,
+    /// When the process has begun.
+    pub started: Timestamp,
 }
 
 /// The numbers of which the page draws lines, at one instant. Counts are since the start.
@@ -51,13 +70,38 @@ impl HistoryPoint {
 #[derive(Debug)]
 pub(super) struct PageSampler {
     sources: SampleSources,
+    host: Option<String>,
     hash: String,
     totals: Vec<DecisionTotals>,
+    refusing_rules: RecentGrowth,
+    denied: KeyGrowth,
+    quotas: KeyGrowth,
+}
+
+/// What has grown of the keys of a list.
+#[derive(Debug, Default)]
+struct KeyGrowth {
+    /// The least count of each key when it was last read.
+    seen: HashMap<String, u64>,
+    recent: RecentGrowth,
 }
 
 impl PageSampler {
     pub(super) fn new(sources: SampleSources) -> Self {
-        Self { sources, hash: String::new(), totals: Vec::new() }
+        Self {
+            sources,
+            host: host(),
+            hash: String::new(),
+            totals: Vec::new(),
+            refusing_rules: RecentGrowth::default(),
+            denied: KeyGrowth::default(),
+            quotas: KeyGrowth::default(),
+        }
+    }
+
+    /// Forgets what has grown, because no page is open.
+    pub(super) fn forget_growth(&mut self) {
+        (self.refusing_rules, self.denied, self.quotas) = Default::default();
     }
 
     /// The numbers of lines alone, which costs less than a sample.
@@ -75,8 +119,8 @@ impl PageSampler {
     pub(super) fn line(&mut self) -> (HistoryPoint, String) {
         let point = self.point();
         let rules = self.sources.state.active_rules.current();
-        let each = self.changes(rules.rules());
-        let SampleSources { state, requests, certificates } = &self.sources;
+        let each = self.changes(point.at, rules.rules());
+        let SampleSources { state, requests, certificates, readiness, started } = &self.sources;
         let metrics = state.limiter.metrics();
         let certificates = certificates.expiries().into_iter();
         let certificates = certificates
@@ -92,32 +136,49 @@ impl PageSampler {
         sample["store"] = counters::store_json(state);
         sample["rules"] = rules_json(state, &rules);
         sample["each_rule"] = each;
-        sample["top"] = counters::top_json(metrics, KEYS_MAX);
+        sample["top"] = json!({
+            "denied": self.denied.listed(point.at, &metrics.denied),
+            "quotas": self.quotas.listed(point.at, &metrics.quotas),
+            "missed": metrics.denied.missed(),
+            "rules": refusing_json(&self.refusing_rules),
+        });
+        sample["process"] = json!({
+            "host": self.host,
+            "version": env!("CARGO_PKG_VERSION"),
+            "started_at": format::instant(*started),
+            "not_ready": readiness.ready().err().map(|why| why.trim_end().to_owned()),
+            "docs": DOCS,
+        });
         sample["certificates"] = certificates.collect();
         sample["cluster"] = state.cluster.as_ref().map(cluster::view_json).into();
         (point, format!("{sample}\n"))
     }
 
     /// The totals of each rule that changed, by its index in the list of rules.
-    fn changes(&mut self, rules: Option<&Rules>) -> Value {
+    fn changes(&mut self, now: Timestamp, rules: Option<&Rules>) -> Value {
         let Some(rules) = rules else { return Value::Null };
         if self.hash != rules.hash() {
             self.hash = rules.hash().to_owned();
             self.totals.clear();
+            self.refusing_rules = RecentGrowth::default();
         }
         self.totals.resize(rules.len(), DecisionTotals::default());
-        let mut changed = Vec::new();
+        let (mut changed, mut refused) = (Vec::new(), Vec::new());
         let each = rules.domains().flat_map(|domain| domain.rules());
         for (index, (rule, before)) in each.zip(&mut self.totals).enumerate() {
             let Some(stats) = rule.stats() else { continue };
-            let now = stats.totals();
-            if now != *before {
+            let totals = stats.totals();
+            if totals != *before {
                 let decisions = |totals: &DecisionTotals| totals.ok + totals.over_limit;
-                let change = decisions(&now).saturating_sub(decisions(before));
-                changed.push((Reverse(change), index, now));
-                *before = now;
+                let change = decisions(&totals).saturating_sub(decisions(before));
+                changed.push((Reverse(change), index, totals));
+                if totals.over_limit > before.over_limit {
+                    refused.push((rule.label().into_owned(), totals.over_limit - before.over_limit));
+                }
+                *before = totals;
             }
         }
+        self.refusing_rules.add(now, refused);
         let left_out = changed.len().saturating_sub(RULES_MAX);
         if left_out > 0 {
             changed.select_nth_unstable_by_key(RULES_MAX, |(change, ..)| *change);
@@ -127,6 +188,48 @@ impl PageSampler {
         let changed = changed.collect::<Vec<_>>();
         json!({"hash": self.hash, "changed": changed, "left_out": left_out})
     }
+}
+
+impl KeyGrowth {
+    /// The keys that are most frequent since the start, and those that are now, each with its rate.
+    fn listed(&mut self, now: Timestamp, keys: &TopKeys) -> Vec<Value> {
+        let mut entries = keys.entries(usize::MAX);
+        let mut least: HashMap<String, u64> = HashMap::with_capacity(entries.len());
+        for entry in &entries {
+            // Texts that were cut may be equal.
+            *least.entry(entry.text.clone()).or_default() += entry.count - entry.error;
+        }
+        let grown = least.iter().filter_map(|(key, count)| {
+            let before = self.seen.get(key).copied().unwrap_or_default();
+            // A key that was out of the list meanwhile is counted anew.
+            let growth = count.checked_sub(before).unwrap_or(*count);
+            (growth > 0).then(|| (key.clone(), growth))
+        });
+        self.recent.add(now, grown.collect());
+        self.seen = least;
+        let rates = self.recent.rates();
+        let frequent_now: HashSet<_> = rates.iter().take(KEYS_MAX).map(|(key, _)| &**key).collect();
+        let rates: HashMap<_, _> = rates.iter().map(|(key, rate)| (&**key, *rate)).collect();
+        let mut places = 0..;
+        entries.retain(|entry| places.next() < Some(KEYS_MAX) || frequent_now.contains(&*entry.text));
+        let listed = entries.into_iter().map(|entry| {
+            let rate = rates.get(&*entry.text).copied().unwrap_or_default();
+            json!({"key": entry.text, "count": entry.count, "error": entry.error, "rate": rate})
+        });
+        listed.collect()
+    }
+}
+
+/// The name of this machine, or of the container.
+fn host() -> Option<String> {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim_end().to_owned())
+}
+
+/// The rules that have refused most in the last seconds.
+fn refusing_json(refusing: &RecentGrowth) -> Vec<Value> {
+    let rates = refusing.rates().into_iter().take(REFUSING_RULES_MAX);
+    rates.map(|(rule, rate)| json!({"rule": rule, "rate": rate})).collect()
 }
 
 /// The totals of all rules.
@@ -146,6 +249,7 @@ fn rules_json(state: &AdminState, rules: &KeyedRules) -> Value {
     let overlay_problems = status.overlay_problems.as_ref().map_or(0, |problems| problems.len());
     json!({
         "generation": status.generation,
+        "hash": status.hash,
         "loaded_at": status.loaded_at.map(format::instant),
         "domains": domains,
         "rules": rules,

@@ -1,7 +1,7 @@
 // Try it: asks what a request would be answered.
 
 import { ask } from "./api.js";
-import { element } from "./dom.js";
+import { choice, element } from "./dom.js";
 import { explainer } from "./explain.js";
 
 function field(label, id, input, help) {
@@ -11,7 +11,7 @@ function field(label, id, input, help) {
   return element("div", { class: "field" }, element("label", { for: id }, label), input, note);
 }
 
-export function tryIt(root) {
+export function tryIt(root, { history }) {
   const domains = element("datalist", { id: "domains" });
   const domain = element("input", { list: "domains", required: true, autocomplete: "off", spellcheck: "false" });
   const descriptors = element("textarea", {
@@ -19,18 +19,14 @@ export function tryIt(root) {
     spellcheck: "false",
     placeholder: "remote_address=203.0.113.7",
   });
-  const asks = element(
-    "select",
-    {},
-    [
-      ["hits", "charges"],
-      ["refund", "refunds"],
-      ["peek", "only looks"],
-    ].map(([value, text]) => element("option", { value }, text)),
-  );
+  const asks = choice("asks", [
+    ["hits", "charges"],
+    ["refund", "refunds"],
+    ["peek", "only looks"],
+  ]);
   const hits = element("input", { type: "number", min: 1, step: 1, value: 1 });
   const answer = element("section", { tabindex: -1, "aria-label": "Answer" });
-  const explain = explainer(answer);
+  const explanation = explainer(answer, history, "denied");
   const form = element(
     "form",
     { class: "card" },
@@ -57,7 +53,7 @@ export function tryIt(root) {
     const lines = descriptors.value.split("\n").filter((line) => line.trim() !== "");
     const peek = asks.value === "peek";
     const amount = peek ? ["hits", "0"] : [asks.value, hits.value || "1"];
-    await explain([["domain", domain.value], ...lines.map((line) => ["key", line]), amount]);
+    await explanation.explain([["domain", domain.value], ...lines.map((line) => ["key", line]), amount]);
     answer.focus();
   });
   root.append(element("div", { class: "split" }, form, answer));
@@ -69,5 +65,5 @@ export function tryIt(root) {
     },
     () => {},
   );
-  return { update: () => {} };
+  return { update: explanation.update };
 }
