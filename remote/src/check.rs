@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tollgate_counter::{
-    algorithm::{Decision, Limit, Verdict},
+    algorithm::{Decision, Limit, Operation, Verdict},
     descriptor::Key,
 };
 use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
@@ -106,6 +106,11 @@ impl CounterCheck {
     /// The check, if the operation is one of a call.
     pub fn to_check(&self) -> Check<'_> {
         let Self { key, ref limit, on_refusal, .. } = *self;
-        Check { key, limit, operation: self.operation.call_operation(), on_refusal }
+        Check {
+            key,
+            limit,
+            operation: self.operation.properties().decided.unwrap_or(Operation::Peek),
+            on_refusal,
+        }
     }
 }

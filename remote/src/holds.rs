@@ -105,10 +105,7 @@ impl Remote {
         connection: &Caller,
     ) -> Result<Decisions, RemoteHoldError> {
         let call = self.open(&operations, timeout, connection)?;
-        let outcomes = call.submit(&operations).await;
-        let decisions = answered(&outcomes)?;
-        let charged = SmallVec::from_elem(0, decisions.len());
-        Ok(Decisions::new(decisions, charged).with_own(own(&outcomes)))
+        refunded(&call.submit(&operations).await)
     }
 
     /// Settles the holds of all checks, each at the hits of its charge, within half of the caller's `timeout`.
@@ -166,6 +163,13 @@ fn each_operation(
         CounterCheck::new(check, COUNTER_ONLY).with(operation(index, id, check.hits()))
     };
     checks.iter().zip(ids).enumerate().map(check).collect()
+}
+
+/// What the counters have refunded, if all have answered.
+pub fn refunded(outcomes: &[RemoteOutcome]) -> Result<Decisions, RemoteHoldError> {
+    let decisions = answered(outcomes)?;
+    let charged = SmallVec::from_elem(0, decisions.len());
+    Ok(Decisions::new(decisions, charged).with_own(own(outcomes)))
 }
 
 /// How the counters have settled, if all have answered.

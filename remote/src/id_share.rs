@@ -104,42 +104,23 @@ impl ReplicaShare {
         operation: &CounterOperation,
         now: Timestamp,
     ) -> Result<OperationOutcome, NotLocal> {
-        let sent = |id| {
-            let id = (id, Some(key), id_bytes(id));
-            SentId::in_share(REPLICA_SHARE, &self.0, id, memory.id_memory(), now)
+        let properties = operation.properties();
+        let Some(id) = properties.retained_id else { return memory.operate(key, limit, operation, now) };
+        let id = (id, Some(key), id_bytes(id));
+        let sent = SentId::in_share(REPLICA_SHARE, &self.0, id, memory.id_memory(), now);
+        let outcome = if sent.is_allowed() {
+            memory.operate(key, limit, operation, now)?
+        } else if let Some(operation) = operation.without_retained_id() {
+            memory.operate(key, limit, &operation, now)?
+        } else {
+            memory.count_exhausted();
+            return Ok(OperationOutcome::exhausted());
         };
-        match operation {
-            CounterOperation::Reserve { terms, .. } | CounterOperation::RefundOnce { terms, .. } => {
-                let sent = sent(terms.id());
-                if !sent.is_allowed() {
-                    memory.count_exhausted();
-                    return Ok(OperationOutcome::exhausted());
-                }
-                let outcome = memory.operate(key, limit, operation, now)?;
-                if outcome.hold == HoldOutcome::Decided && outcome.decision.verdict.passes() {
-                    sent.held(terms);
-                }
-                Ok(outcome)
-            }
-            CounterOperation::Settle { id, actual, unknown: UnknownId::Remember } => {
-                let sent = sent(id);
-                let id = id.clone();
-                let unknown = sent.unknown();
-                let settle = CounterOperation::Settle { id, actual: *actual, unknown };
-                let outcome = memory.operate(key, limit, &settle, now)?;
-                if let HoldOutcome::Settled(settled) = &outcome.hold {
-                    sent.settled(std::slice::from_ref(&**settled));
-                }
-                Ok(outcome)
-            }
-            CounterOperation::Decide(_)
-            | CounterOperation::Undo(_)
-            | CounterOperation::Set(_)
-            | CounterOperation::Settle { unknown: UnknownId::Forget, .. }
-            | CounterOperation::Withdraw { .. }
-            | CounterOperation::Show
-            | CounterOperation::SetOwnLimit(_)
-            | CounterOperation::Absorb(_) => memory.operate(key, limit, operation, now),
+        match (&outcome.hold, properties.terms) {
+            (HoldOutcome::Settled(settled), _) => sent.settled(std::slice::from_ref(&**settled)),
+            (HoldOutcome::Decided, Some(terms)) if outcome.decision.verdict.passes() => sent.held(terms),
+            _nothing_retained => {}
         }
+        Ok(outcome)
     }
 }

@@ -29,9 +29,9 @@ mod local_share;
 pub mod rounds;
 mod submit;
 
-pub use holds::{RemoteHoldError, refund_operations};
+pub use holds::{RemoteHoldError, refund_operations, refunded, settle_operations, settled};
 #[cfg(any(test, feature = "testing"))]
-pub use holds::{answered, reserve_operations, settle_operations, settled, withdrawals};
+pub use holds::{answered, reserve_operations, withdrawals};
 
 pub use bounds::OpenChecks;
 pub use check::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes};
@@ -277,18 +277,16 @@ struct Charged<'r> {
 impl Charged<'_> {
     fn note(&self, check: &CounterCheck, outcome: &RemoteOutcome) {
         let RemoteOutcome { outcome: OperationOutcome { decision, charged, .. }, decided_by } = outcome;
-        match (&check.operation, decision.receipt) {
-            (CounterOperation::Decide(_), Some(receipt))
-                if *charged > 0
-                    && *decided_by == DecidedBy::Counter
-                    && check.on_refusal == OnRefusal::TakeBack =>
-            {
-                lock(&self.each).push((check.clone(), receipt));
-            }
-            (CounterOperation::Undo(undone), _) => {
-                lock(&self.each).retain(|(other, receipt)| other.key != check.key || receipt != undone);
-            }
-            _no_charge => {}
+        let properties = check.operation.properties();
+        if let Some(undone) = properties.undone {
+            lock(&self.each).retain(|(other, receipt)| other.key != check.key || receipt != undone);
+        }
+        if let (Some(_), Some(receipt)) = (properties.decided, decision.receipt)
+            && *charged > 0
+            && *decided_by == DecidedBy::Counter
+            && check.on_refusal == OnRefusal::TakeBack
+        {
+            lock(&self.each).push((check.clone(), receipt));
         }
     }
 

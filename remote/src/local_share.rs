@@ -189,10 +189,11 @@ impl LocalShare {
     fn decide(&mut self, check: &CounterCheck, basis: LocalShareBasis) -> RemoteOutcome {
         let CounterCheck { key, limit, operation, policy, .. } = check;
         // Without its counter a hold fails, and nothing is decided.
-        self.decided += u64::from(!operation.needs_counter());
-        match (policy.on_owner_unavailable, operation) {
-            (OnOwnerUnavailable::LocalShare, CounterOperation::Decide(operation)) => {
-                let (decision, charged) = self.admit(*key, limit, *operation, basis);
+        let properties = operation.properties();
+        self.decided += u64::from(!properties.needs_counter);
+        match (policy.on_owner_unavailable, properties.decided) {
+            (OnOwnerUnavailable::LocalShare, Some(operation)) => {
+                let (decision, charged) = self.admit(*key, limit, operation, basis);
                 RemoteOutcome::degraded(decision, charged)
             }
             _ => RemoteOutcome::without_counter(*policy),

@@ -350,7 +350,8 @@ impl BatchCounters {
             part.checks.iter().map(|check| self.own_terms(check).cloned()).collect();
         let mut each: SmallVec<[Reserve<'_>; 2]> = SmallVec::new();
         for (check, own) in part.checks.iter().zip(&own) {
-            let CounterOperation::Reserve { terms, hits } = &check.operation else { continue };
+            let properties = check.operation.properties();
+            let (Some(terms), Some(hits)) = (properties.terms, properties.reserved) else { continue };
             self.expire(check);
             let number = self.index[&check.key];
             let counter = numbers.iter().position(|other| *other == number).unwrap_or(numbers.len());
@@ -359,7 +360,7 @@ impl BatchCounters {
             }
             let terms = HoldTerms::clone(terms);
             let limit = own.as_ref().map_or(&check.limit, |own| &own.limit);
-            each.push(Reserve { counter, limit, terms, hits: *hits, leased: 0 });
+            each.push(Reserve { counter, limit, terms, hits, leased: 0 });
         }
         let mut counters: SmallVec<[HeldCounter; 2]> =
             numbers.iter().map(|number| std::mem::take(&mut self.entries[*number].state.counter)).collect();
@@ -399,7 +400,7 @@ impl BatchCounters {
     /// Ends the holds of a counter that are due.
     fn expire(&mut self, check: &CounterCheck) -> &mut EntryState {
         let state = &mut self.entries[self.index[&check.key]].state;
-        let (is_changed, expired) = state.counter.expire(&check.limit, self.instants.server);
+        let (is_changed, expired) = state.counter.catch_up(&check.limit, self.instants.server);
         state.is_changed |= is_changed;
         state.expired += expired;
         state
@@ -526,7 +527,7 @@ impl BatchPart {
         match self.mode {
             SubmissionMode::DryRun(_) | SubmissionMode::Reserve(_) => false,
             SubmissionMode::Call(_) | SubmissionMode::Each => {
-                self.checks.iter().any(|check| check.operation.frees_hits())
+                self.checks.iter().any(|check| check.operation.properties().frees_hits)
             }
         }
     }

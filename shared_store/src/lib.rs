@@ -22,7 +22,7 @@ use tollgate_remote::{
     RemoteOutcomes, Submission, Submit,
 };
 use tollgate_rules::ActiveRules;
-use tollgate_store::{Check, CounterOperation};
+use tollgate_store::Check;
 
 mod batch;
 mod clocks;
@@ -231,8 +231,7 @@ impl Submit for SharedStore {
         if tokio::runtime::Handle::try_current().is_err() {
             return;
         }
-        let is_withdrawal =
-            |check: &CounterCheck| matches!(check.operation, CounterOperation::Withdraw { .. });
+        let is_withdrawal = |check: &CounterCheck| check.operation.properties().must_arrive;
         let (withdrawals, others): (CounterChecks, CounterChecks) =
             checks.into_iter().partition(is_withdrawal);
         self.0.lanes.take_back_late(others);

@@ -5,7 +5,7 @@ use std::{convert::Infallible, ops::Deref};
 use smallvec::SmallVec;
 use tollgate_counter::algorithm::Decision;
 
-use crate::{Check, OwnTerms};
+use crate::{Check, OperationOutcome, OwnTerms};
 
 /// Any number of checks.
 pub type Checks<'a> = SmallVec<[Check<'a>; 2]>;
@@ -22,9 +22,9 @@ pub struct Decisions {
 
 /// The decision on the only check of a call. No other check refuses it, so its charge is never taken back.
 #[derive(Clone, Copy, Debug)]
-pub struct SingleDecision<R = Infallible> {
+pub struct SingleDecision {
     /// The decision.
-    pub decision: Decision<R>,
+    pub decision: Decision<Infallible>,
     /// The hits that it has charged; 0 if there was no memory for the counter.
     pub charged: u64,
     /// What the limit of its own displays that has decided; `None` if the numbers of the rule have.
@@ -49,6 +49,12 @@ pub struct Reserved {
     pub has_ended: bool,
     /// The decisions, in the order of the checks.
     pub decisions: Decisions,
+}
+
+impl From<OperationOutcome> for SingleDecision {
+    fn from(OperationOutcome { decision, charged, own, .. }: OperationOutcome) -> Self {
+        Self { decision: decision.keep_receipt(|_| None), charged, own }
+    }
 }
 
 impl Decisions {

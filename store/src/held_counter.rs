@@ -18,7 +18,8 @@ use crate::{
 mod draft;
 mod interpreter;
 
-pub use draft::{Exhausted, ReservationDraft, Reserve, reserve};
+pub(crate) use draft::reserve_stored;
+pub use draft::{Exhausted, Reserve, reserve};
 
 /// A counter, if it is not idle, and its side data.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -146,12 +147,13 @@ impl HeldCounter {
         self.packed.as_ref().map_or_else(|| limit.fresh(), |packed| packed.corrected(limit, now))
     }
 
-    /// Ends holds that have expired, and returns whether that changed the counter.
-    pub fn expire(&mut self, limit: &Limit, now: Now) -> (bool, Expired) {
+    /// Merges pending usage, and ends holds that have expired. Returns whether that changed the counter.
+    pub fn catch_up(&mut self, limit: &Limit, now: Now) -> (bool, Expired) {
         let mut expired = Expired::default();
+        let has_pending = self.absorb_pending(limit, now);
         let Self { packed, side_data } = self;
         let Some(holds) = side_data.as_mut().and_then(|side_data| side_data.holds.as_mut()) else {
-            return Default::default();
+            return (has_pending, expired);
         };
         let has_moved = correct(holds, now);
         let is_changed = has_moved || holds.is_due(now.now);
@@ -161,7 +163,23 @@ impl HeldCounter {
                 peek(limit, counter, now)
             });
         }
-        (is_changed, expired)
+        (has_pending || is_changed, expired)
+    }
+
+    fn absorb_pending(&mut self, limit: &Limit, now: Now) -> bool {
+        let pending = self.side_data.as_mut().map(|side_data| std::mem::take(&mut side_data.pending));
+        let pending = pending.filter(|pending| !pending.is_empty());
+        self.side_data.take_if(|side_data| side_data.is_empty());
+        let Some(pending) = pending else { return false };
+        self.update(limit, now, |limit, counter| {
+            for usage in pending.iter().filter(|usage| !usage.is_idle(now.now)) {
+                let consumed = usage.packed.counter(limit);
+                let base = usage.base.as_ref().map_or_else(|| limit.fresh(), |base| base.counter(limit));
+                limit.absorb(counter, &limit.since(&consumed, &base, now.now), now.now);
+            }
+            peek(limit, counter, now)
+        });
+        true
     }
 
     /// Forgets side data that no longer changes an answer.
@@ -394,32 +412,4 @@ pub(crate) enum TakenBack {
     Record,
     /// The hits of a charge.
     Charge,
-}
-
-impl HeldCounter {
-    /// Takes back what `decision` of `limit` has added to the memory of the counter, and decides as without it.
-    pub(crate) fn take_growth_back(
-        &mut self,
-        limit: &Limit,
-        now: Now,
-        decision: &mut Decision,
-        had_record: bool,
-        decide: impl Fn(&Limit, &mut Counter) -> Decision,
-    ) -> TakenBack {
-        if !had_record && self.has_record() {
-            self.packed = self.packed.take().map(|packed| packed.without_record());
-            let limit = self.limit_without_holds(limit).plain().clone();
-            *decision = Decision { receipt: None, ..decide(&limit, &mut self.counter(&limit, now)) };
-            return TakenBack::Record;
-        }
-        let Some(receipt) = decision.receipt.take() else { return TakenBack::Nothing };
-        self.update(limit, now, |limit, counter| {
-            limit.undo(counter, receipt, now.now);
-            peek(limit, counter, now)
-        });
-        if let Some(packed) = &mut self.packed {
-            packed.release_spare();
-        }
-        TakenBack::Charge
-    }
 }

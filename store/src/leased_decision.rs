@@ -5,32 +5,11 @@ use tollgate_counter::{
     time::Timestamp,
 };
 
-use crate::operation::CounterOperation;
-
 /// The effect of an operation on a counter with leased hits.
 pub(super) struct LeasedDecision {
     pub(super) decision: Decision,
     /// Whether the decision would differ if the leased hits were returned.
     pub(super) depends_on_leases: bool,
-}
-
-/// Applies an operation with `leased` hits counted as charged now. Operations on holds only peek.
-pub(super) fn apply_leased(
-    limit: &Limit,
-    counter: &mut Counter,
-    operation: &CounterOperation,
-    leased: u64,
-    now: Timestamp,
-) -> LeasedDecision {
-    if let CounterOperation::Decide(operation) = operation {
-        return decide_leased(limit, counter, *operation, leased, now);
-    }
-    let decision = operation.apply(limit, counter, now);
-    if leased == 0 {
-        return LeasedDecision { decision, depends_on_leases: false };
-    }
-    let peek = decide_leased(limit, counter, Operation::Peek, leased, now);
-    LeasedDecision { depends_on_leases: false, ..peek }
 }
 
 /// Decides an operation with `leased` hits counted as charged now.

@@ -32,7 +32,10 @@ pub use memory::{
     Admin, CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement,
     ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
 };
-pub use operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, UnknownId, decide_set};
+pub use operation::{
+    CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, OperationProperties, UnknownId,
+    decide_set,
+};
 pub use reservation::{
     HOLD_ID_BYTES_MAX, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLD_TTL_MIN, HOLDS_MAX, HoldId, HoldIdTooLong,
     HoldTerms, HoldTtlOutOfBounds, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,

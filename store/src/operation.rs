@@ -10,7 +10,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Decisions, HoldId, HoldTerms, OnRefusal, OpenHolds, OwnLimitChange, OwnLimitOutcome,
+    Check, Decisions, HoldId, HoldTerms, OnFull, OnRefusal, OpenHolds, OwnLimitChange, OwnLimitOutcome,
     OwnLimitState, Reserved, Settled, Subscribers,
 };
 
@@ -117,73 +117,83 @@ pub struct CounterDetails {
     pub own_limit: Option<OwnLimitState>,
 }
 
-impl CounterOperation {
-    /// Applies the operation to a counter. Operations on holds only peek.
-    #[inline]
-    pub(super) fn apply(&self, limit: &Limit, counter: &mut Counter, now: Timestamp) -> Decision {
-        match self {
-            Self::Decide(operation) => return limit.decide(counter, now, *operation),
-            Self::Undo(receipt) => limit.undo(counter, *receipt, now),
-            Self::Set(hits) => *counter = charged_counter(limit, *hits, now),
-            Self::Absorb(consumed) => limit.absorb(counter, consumed, now),
-            Self::Reserve { .. }
-            | Self::Settle { .. }
-            | Self::Withdraw { .. }
-            | Self::RefundOnce { .. }
-            | Self::Show
-            | Self::SetOwnLimit(_) => {}
-        }
-        limit.decide(counter, now, Operation::Peek)
-    }
-
-    /// The operation of a call; a peek for all others.
-    pub fn call_operation(&self) -> Operation {
-        if let Self::Decide(operation) = self { *operation } else { Operation::Peek }
-    }
-
+/// What others than the interpreter ask of an operation.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OperationProperties<'o> {
+    /// The operation of a call.
+    pub decided: Option<Operation>,
+    /// The receipt of the charge that is taken back.
+    pub undone: Option<&'o Receipt>,
+    /// The hits that are held.
+    pub reserved: Option<u64>,
+    /// The hits at which a hold is settled.
+    pub settled: Option<u64>,
+    /// The terms of the id that is added.
+    pub terms: Option<&'o HoldTerms>,
+    /// The id that the counter may retain if it does not know it.
+    pub retained_id: Option<&'o HoldId>,
+    /// Whether it may charge, so that a replica that receives from too few members does not apply it.
+    pub may_charge: bool,
     /// Whether the counter may refuse before the operation and pass after it.
-    pub fn frees_hits(&self) -> bool {
-        match self {
-            Self::Decide(Operation::Refund(_))
-            | Self::Undo(_)
-            | Self::Set(_)
-            | Self::RefundOnce { .. }
-            | Self::Settle { .. }
-            | Self::Withdraw { .. }
-            | Self::SetOwnLimit(_) => true,
-            Self::Decide(Operation::Peek | Operation::Charge(_))
-            | Self::Absorb(_)
-            | Self::Reserve { .. }
-            | Self::Show => false,
-        }
-    }
-
-    /// Whether the counter may retain an id that it does not know.
-    pub fn remembers_id(&self) -> bool {
-        match self {
-            Self::Reserve { .. } | Self::RefundOnce { .. } => true,
-            Self::Settle { unknown, .. } => *unknown == UnknownId::Remember,
-            Self::Decide(_)
-            | Self::Undo(_)
-            | Self::Set(_)
-            | Self::Withdraw { .. }
-            | Self::Absorb(_)
-            | Self::Show
-            | Self::SetOwnLimit(_) => false,
-        }
-    }
-
+    pub frees_hits: bool,
     /// Whether only the counter itself can decide the operation.
-    pub fn needs_counter(&self) -> bool {
+    pub needs_counter: bool,
+    /// Whether it is sent again if it gets lost.
+    pub must_arrive: bool,
+    /// Whether nothing of what was counted before remains.
+    pub replaces_counter: bool,
+}
+
+impl CounterOperation {
+    /// What others than the interpreter ask of the operation.
+    pub fn properties(&self) -> OperationProperties<'_> {
+        let none = OperationProperties::default();
         match self {
-            Self::Reserve { .. }
-            | Self::Settle { .. }
-            | Self::Withdraw { .. }
-            | Self::RefundOnce { .. }
-            | Self::Show
-            | Self::SetOwnLimit(_) => true,
-            Self::Decide(_) | Self::Undo(_) | Self::Set(_) | Self::Absorb(_) => false,
+            Self::Decide(operation) => OperationProperties {
+                decided: Some(*operation),
+                may_charge: true,
+                frees_hits: matches!(operation, Operation::Refund(_)),
+                ..none
+            },
+            Self::Undo(receipt) => OperationProperties { undone: Some(receipt), frees_hits: true, ..none },
+            Self::Set(_) => OperationProperties { frees_hits: true, replaces_counter: true, ..none },
+            Self::Reserve { terms, hits } => OperationProperties {
+                reserved: Some(*hits),
+                terms: Some(terms),
+                retained_id: Some(&terms.id),
+                may_charge: true,
+                needs_counter: true,
+                ..none
+            },
+            Self::Settle { id, actual, unknown } => OperationProperties {
+                settled: Some(*actual),
+                retained_id: Some(id).filter(|_| *unknown == UnknownId::Remember),
+                may_charge: true,
+                frees_hits: true,
+                needs_counter: true,
+                ..none
+            },
+            Self::Withdraw { .. } => {
+                OperationProperties { frees_hits: true, needs_counter: true, must_arrive: true, ..none }
+            }
+            Self::RefundOnce { terms, .. } => OperationProperties {
+                terms: Some(terms),
+                retained_id: Some(&terms.id),
+                may_charge: true,
+                frees_hits: true,
+                needs_counter: true,
+                ..none
+            },
+            Self::Show => OperationProperties { needs_counter: true, ..none },
+            Self::SetOwnLimit(_) => OperationProperties { frees_hits: true, needs_counter: true, ..none },
+            Self::Absorb(_) => none,
         }
+    }
+
+    /// The operation without room for its id; `None` if it cannot be applied then.
+    pub fn without_retained_id(&self) -> Option<Self> {
+        let Self::Settle { id, actual, .. } = self else { return None };
+        Some(Self::Settle { id: id.clone(), actual: *actual, unknown: UnknownId::Forget })
     }
 }
 
@@ -212,6 +222,16 @@ impl OperationOutcome {
         let Settled { remaining, reset_after, .. } = settled;
         let decision = Decision { verdict: Verdict::Pass, remaining, reset_after, receipt: None };
         Self { hold: HoldOutcome::Settled(Box::new(settled)), ..Self::new(decision, 0) }
+    }
+
+    /// The outcome in place of one whose counter could not be stored.
+    pub(super) fn without_memory(self, on_full: OnFull, operation: &CounterOperation) -> Self {
+        let Self { decision, mut hold, own, .. } = self;
+        if let (HoldOutcome::Settled(settled), Some(actual)) = (&mut hold, operation.properties().settled) {
+            settled.uncharged = actual.saturating_sub(settled.reserved);
+            return Self { decision, charged: 0, hold, own };
+        }
+        Self { decision: on_full.without_memory(decision), charged: 0, hold, own }
     }
 
     /// The outcome if the counter has too many holds.

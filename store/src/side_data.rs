@@ -6,7 +6,7 @@
 
 use tollgate_counter::{
     algorithm::{Granted, Limit, OwnTerms},
-    packed_counter::PackedCounter,
+    packed_counter::{Now, PackedCounter},
     time::Timestamp,
 };
 
@@ -224,6 +224,13 @@ impl SideData {
         } else {
             self.pending.extend(usage);
         }
+    }
+
+    /// Whether something of it is to be merged into its counter, or may be.
+    pub(crate) fn is_due(&self, Now { now, given_up }: Now) -> bool {
+        let Self { holds, pending, leased: _, grant: _, own: _, unknown: _ } = self;
+        let are_due = |holds: &Holds| given_up.is_some() || holds.is_due(now);
+        !pending.is_empty() || holds.as_deref().is_some_and(are_due)
     }
 
     /// Sets what is granted of its counter, which is divided from now on.

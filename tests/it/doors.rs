@@ -28,7 +28,7 @@ const DOORS: [(&str, &str); 13] = [
         "Admitted COUNTER_ONLY CounterCheck CounterChecks DecidedBy LATE_MAX LocalShare LocalShareBasis \
           MEMORY_DIVISOR OpenChecks Outcomes Remote RemoteExtent RemoteHoldError RemoteOutcome \
           RemoteOutcomes ReplicaShare SentId Submission SubmissionMode Submit answered lock refund_operations \
-          reserve_operations rounds settle_operations settled withdrawals",
+          refunded reserve_operations rounds settle_operations settled withdrawals",
     ),
     (
         "rules",
@@ -58,7 +58,7 @@ const DOORS: [(&str, &str); 13] = [
           HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
           HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds IdMemory Lead Leases \
           LimitPart Memory MemoryReservation NotLocal OnExpiry OnFull OnRefusal OpenHold OpenHolds \
-          OWN_RECORD_MAX OperationOutcome OwnLimitChange OwnLimitOutcome OwnLimitPosition \
+          OWN_RECORD_MAX OperationOutcome OperationProperties OwnLimitChange OwnLimitOutcome OwnLimitPosition \
           OwnLimitRefusal OwnLimitState OwnTerms Refusal RemoteDecisions Replacement Reserve ReserveError Reserved \
           Room SLOTS SUBSCRIBERS_LISTED_MAX SWEEP_PARTS SWEEP_ROUND SettleOutcome Settled SingleDecision \
           Slot SlotChanges SlotData SlotDecodeError SlotSnapshot SlotSource StoreStats StoredSlot \

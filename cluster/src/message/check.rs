@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{
-    algorithm::{Limit, QuotaTerms},
+    algorithm::{Limit, Operation, QuotaTerms},
     descriptor::Key,
 };
 use tollgate_store::{
@@ -50,7 +50,7 @@ impl RemoteOperation {
     /// Whether the operation is sent again if it gets lost.
     pub(crate) fn must_arrive(&self) -> bool {
         match self {
-            Self::Counter(operation) => matches!(operation, CounterOperation::Withdraw { .. }),
+            Self::Counter(operation) => operation.properties().must_arrive,
             Self::Absorb(_) | Self::Settle(_) => true,
             // A client reports again. What a lost report says is granted until then.
             Self::Divide(..) => false,
@@ -64,7 +64,12 @@ impl RemoteOperation {
 
     /// Whether it takes back one charge.
     pub(crate) fn is_undo(&self) -> bool {
-        matches!(self, Self::Counter(CounterOperation::Undo(_)))
+        matches!(self, Self::Counter(operation) if operation.properties().undone.is_some())
+    }
+
+    /// The operation of a call, if it is one.
+    pub(crate) fn decided(&self) -> Option<Operation> {
+        if let Self::Counter(operation) = self { operation.properties().decided } else { None }
     }
 
     pub(super) fn consumed(&self) -> Option<&Arc<SlotData>> {

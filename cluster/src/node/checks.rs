@@ -57,7 +57,7 @@ impl Router<'_> {
         }
         // The caller was already answered without this decision, so its charge is undone.
         if let Some(receipt) = decision.receipt
-            && matches!(check.operation, RemoteOperation::Counter(CounterOperation::Decide(_)))
+            && check.operation.decided().is_some()
         {
             self.cx.out.stats.late_answers += 1;
             let mut check = Arc::unwrap_or_clone(check);
@@ -196,7 +196,7 @@ impl Router<'_> {
         }
         if let Requester::Caller(ticket, policy) = open.requester
             && policy.lease
-            && let RemoteOperation::Counter(CounterOperation::Decide(operation)) = open.check.operation
+            && let Some(operation) = open.check.operation.decided()
         {
             let decided =
                 self.checks.borrower.decide(open.check.key, &open.check.limit, operation, self.cx.now);

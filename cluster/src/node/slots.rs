@@ -10,8 +10,7 @@ use std::{
 use tollgate_counter::{descriptor::Key, time::Timestamp};
 use tollgate_remote::ReplicaShare;
 use tollgate_store::{
-    CounterOperation, Epoch, HoldOutcome, Memory, NotLocal, OperationOutcome, Slot, SlotData, SlotSource,
-    StoredSlot,
+    Epoch, HoldOutcome, Memory, NotLocal, OperationOutcome, Slot, SlotData, SlotSource, StoredSlot,
     divider::{Assignments, Dividers, SUBSCRIBERS_LISTED_MAX, SubscriberReport},
 };
 
@@ -377,10 +376,11 @@ impl Slots {
         let RemoteCheck { key, limit, operation, lease_hits } = check;
         let outcome = match operation {
             RemoteOperation::Counter(operation) => {
-                if let CounterOperation::Set(_) = operation {
+                let properties = operation.properties();
+                if properties.replaces_counter {
                     self.leases.fix_charged_hits(*key);
                 }
-                let operated = match peer.filter(|_| operation.remembers_id()) {
+                let operated = match peer.filter(|_| properties.retained_id.is_some()) {
                     Some(peer) => {
                         let share = self.id_shares.entry(peer).or_default();
                         share.operate(&self.memory, *key, limit, operation, cx.wall)
@@ -396,7 +396,7 @@ impl Slots {
                     Arc::make_mut(shown).subscribers = subscribers.map(Arc::new);
                 }
                 // Earlier refusals are no longer true.
-                if operation.frees_hits() {
+                if properties.frees_hits {
                     self.leases.revoke_refusals(*key, cx.out);
                 }
                 outcome

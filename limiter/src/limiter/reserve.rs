@@ -1,12 +1,12 @@
 //! Reservations: all limits of a request are held, and settled when it is known how many hits were used.
 
-use smallvec::SmallVec;
 use tollgate_counter::{algorithm::Decision, resilience::Caller};
-use tollgate_remote::{CounterCheck, CounterChecks, SentId, refund_operations};
-use tollgate_rules::KeyedDomain;
-use tollgate_store::{
-    Checks, Decisions, HoldOutcome, HoldTerms, Refusal, RemoteDecisions, ReserveError, Reserved, UnknownId,
+use tollgate_remote::{
+    CounterCheck, RemoteOutcome, RemoteOutcomes, SentId, refund_operations, refunded, settle_operations,
+    settled,
 };
+use tollgate_rules::KeyedDomain;
+use tollgate_store::{Checks, HoldTerms, Refusal, RemoteDecisions, ReserveError, Reserved, UnknownId};
 
 use crate::limiter::{
     ActiveView, AnswerOrPlan, CounterOutcomes, HeldAnswer, HoldError, HoldRequest, LimiterError, Request,
@@ -96,12 +96,12 @@ impl ActiveView<'_> {
             // Counters that are here are asked by the cluster too: the owner may have reported them as exhausted.
             HoldRequest::RefundOnce(_) | HoldRequest::Settle(_) if self.limiter.remote.is_some() => Ok(None),
             HoldRequest::RefundOnce(terms) => {
-                Ok(Some(self.refund_here(refund_operations(checks, terms))?.into()))
+                let refunded = refunded(&self.operate_here(&refund_operations(checks, terms))?);
+                Ok(Some(refunded.inspect_err(|_| self.limiter.memory.count_exhausted())?.into()))
             }
             HoldRequest::Settle(id) => {
-                let settled = self.limiter.memory.settle(checks, id, unknown(sent), self.now());
-                let settled = settled.map_err(|_| LimiterError::Remote)?;
-                Ok(Some(CounterOutcomes::from_settled(settled)))
+                let outcomes = self.operate_here(&settle_operations(checks, id, unknown(sent)))?;
+                Ok(Some(CounterOutcomes::from_settled(settled(&outcomes)?)))
             }
         }
     }
@@ -127,22 +127,13 @@ impl ActiveView<'_> {
         }
     }
 
-    fn refund_here(&self, operations: CounterChecks) -> Result<Decisions, HoldError> {
-        let mut decisions = SmallVec::new();
-        let mut charged = SmallVec::new();
-        let mut own = Vec::new();
-        for CounterCheck { key, limit, operation, .. } in operations {
-            let outcome = self.limiter.memory.operate(key, &limit, &operation, self.now());
-            let outcome = outcome.map_err(|_| HoldError::Limiter(LimiterError::Remote))?;
-            if outcome.hold == HoldOutcome::Exhausted {
-                self.limiter.memory.count_exhausted();
-                return Err(HoldError::Exhausted);
-            }
-            decisions.push(outcome.decision);
-            charged.push(0);
-            own.push(outcome.own);
-        }
-        Ok(Decisions::new(decisions, charged).with_own(own.into_iter()))
+    /// Applies operations to counters in the memory of this process.
+    fn operate_here(&self, operations: &[CounterCheck]) -> Result<RemoteOutcomes, LimiterError> {
+        let operate = |CounterCheck { key, limit, operation, .. }: &CounterCheck| {
+            let outcome = self.limiter.memory.operate(*key, limit, operation, self.now());
+            outcome.map(RemoteOutcome::from_counter).map_err(|_| LimiterError::Remote)
+        };
+        operations.iter().map(operate).collect()
     }
 
     /// The id of a call in its caller's share, which has room for it; `None` if this process keeps no counters.

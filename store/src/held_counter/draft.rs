@@ -7,7 +7,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Decisions, HoldTerms, Reserved,
+    Decisions, HoldTerms, OnFull, Reserved,
     held_counter::{HeldCounter, Room, peek},
     holds::Holds,
     leased_decision::decide_leased,
@@ -34,8 +34,8 @@ pub struct Reserve<'a> {
 
 /// The decisions on the reservation of a call, before anything is held.
 #[derive(Debug)]
-pub struct ReservationDraft {
-    pub(crate) decisions: SmallVec<[Decision; 2]>,
+struct ReservationDraft {
+    decisions: SmallVec<[Decision; 2]>,
     // For each counter, what it was and what it would be; `None` if nothing new is charged.
     counters: SmallVec<[Option<(Counter, Counter)>; 2]>,
     new: Vec<NewHold>,
@@ -62,18 +62,41 @@ pub fn reserve(
     room: Room,
     refused: impl Fn(&[Decision]) -> bool,
 ) -> Result<Reserved, Exhausted> {
-    let draft = ReservationDraft::new(each, counters, now);
+    reserve_stored(each, counters, now, room, refused, |counters| SmallVec::from_elem(None, counters.len()))
+}
+
+/// Reserves as [`reserve`] does. `store` returns for each counter what decides in its place if it has no place in the
+/// store.
+pub(crate) fn reserve_stored(
+    each: &[Reserve<'_>],
+    counters: &mut [HeldCounter],
+    now: Now,
+    room: Room,
+    refused: impl Fn(&[Decision]) -> bool,
+    store: impl FnOnce(&[HeldCounter]) -> SmallVec<[Option<OnFull>; 2]>,
+) -> Result<Reserved, Exhausted> {
+    let mut draft = ReservationDraft::new(each, counters, now);
     if refused(&draft.decisions) {
         return Ok(draft.not_held(each, counters, now, |_| true));
     }
     draft.require_room(each, counters, now, room)?;
-    draft.charge(each, counters, now);
+    draft.set(each, counters, now, |(_, after)| after);
+    let missing = store(counters);
+    for (Reserve { counter, .. }, decision) in each.iter().zip(&mut draft.decisions) {
+        if let Some(on_full) = missing[*counter] {
+            *decision = on_full.without_memory(*decision);
+        }
+    }
+    if refused(&draft.decisions) {
+        draft.set(each, counters, now, |(before, _)| before);
+        return Ok(draft.not_held(each, counters, now, |counter| missing[counter].is_none()));
+    }
     Ok(draft.hold(each, counters, now))
 }
 
 impl ReservationDraft {
     /// Decides what each check reserves.
-    pub(crate) fn new(each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Self {
+    fn new(each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Self {
         counters.iter_mut().for_each(|counter| counter.forget_side_data(now.now));
         let mut draft = Self {
             decisions: SmallVec::new(),
@@ -116,7 +139,7 @@ impl ReservationDraft {
     }
 
     /// The answer if nothing is held: what is left without the call. A counter without memory has nothing left.
-    pub(crate) fn not_held(
+    fn not_held(
         mut self,
         each: &[Reserve<'_>],
         counters: &[HeldCounter],
@@ -137,7 +160,7 @@ impl ReservationDraft {
     }
 
     /// Fails unless there is room for the new holds, at least after those are forgotten that ended long ago.
-    pub(crate) fn require_room(
+    fn require_room(
         &self,
         each: &[Reserve<'_>],
         counters: &mut [HeldCounter],
@@ -168,16 +191,7 @@ impl ReservationDraft {
         counters.iter().zip(&more).all(has_room)
     }
 
-    /// Charges the counters, except for places in flight, which the holds keep.
-    pub(crate) fn charge(&self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) {
-        self.set(each, counters, now, |(_, after)| after);
-    }
-
-    /// Undoes [`ReservationDraft::charge`].
-    pub(crate) fn undo(&self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) {
-        self.set(each, counters, now, |(before, _)| before);
-    }
-
+    /// Sets the counters to what they were, or would be. Places in flight are those of the holds.
     fn set(
         &self,
         each: &[Reserve<'_>],
@@ -198,7 +212,7 @@ impl ReservationDraft {
     }
 
     /// Adds the holds of what is charged.
-    pub(crate) fn hold(self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Reserved {
+    fn hold(self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Reserved {
         let Self { decisions, new, has_ended, .. } = self;
         let mut charged = SmallVec::from_elem(0, each.len());
         for NewHold { check, hits, held } in new {

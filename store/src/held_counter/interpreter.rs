@@ -1,22 +1,23 @@
 //! The interpreter of the operations on a counter and its holds.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use tollgate_counter::{
-    algorithm::{Decision, Limit, Operation},
-    packed_counter::Now,
+    algorithm::{Counter, Decision, Granted, Limit, Operation},
+    packed_counter::{Now, PackedCounter},
     time::Timestamp,
 };
 
 use crate::{
     HoldTerms, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, UnknownId,
     held_counter::{
-        HeldCounter, Room,
+        HeldCounter, Room, TakenBack,
         draft::{Exhausted, Reserve, reserve},
         peek,
     },
     holds::Holds,
-    operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome},
+    leased_decision::decide_leased,
+    operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, charged_counter},
     side_data::OwnLimit,
 };
 
@@ -81,38 +82,34 @@ impl HeldCounter {
         now: Now,
         room: Room,
     ) -> (OperationOutcome, bool) {
+        let decided = |decision| OperationOutcome::new(decision, 0);
         match operation {
             CounterOperation::Decide(operation) => {
-                let decision = match *operation {
-                    Operation::Refund(hits) => self.refund(limit, hits, now),
-                    Operation::Peek | Operation::Charge(_) => {
-                        self.update(limit, now, |limit, counter| limit.decide(counter, now.now, *operation))
-                    }
-                };
+                let decision = self.decide(limit, *operation, now);
                 let passes = decision.verdict.passes();
                 let outcome = OperationOutcome::new(decision, limit.charged(*operation, passes));
                 (outcome, limit.is_changed_by(*operation, passes))
             }
-            CounterOperation::Set(_) => {
-                self.reset();
-                (
-                    OperationOutcome::new(
-                        self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
-                        0,
-                    ),
-                    true,
-                )
+            CounterOperation::Undo(receipt) => {
+                self.change(&self.reduced(limit).0, now, |limit, counter| {
+                    limit.undo(counter, *receipt, now.now);
+                });
+                (decided(self.decide(limit, Operation::Peek, now)), true)
             }
-            CounterOperation::Undo(_) | CounterOperation::Absorb(_) | CounterOperation::SetOwnLimit(_) => (
-                OperationOutcome::new(
-                    self.update(limit, now, |limit, counter| operation.apply(limit, counter, now.now)),
-                    0,
-                ),
-                true,
-            ),
+            CounterOperation::Set(hits) => {
+                self.reset();
+                let set = |limit: &Limit, counter: &mut Counter| {
+                    *counter = charged_counter(limit, *hits, now.now);
+                };
+                (decided(self.change(limit, now, set)), true)
+            }
+            CounterOperation::Absorb(consumed) => {
+                let absorb = |limit: &Limit, counter: &mut Counter| limit.absorb(counter, consumed, now.now);
+                (decided(self.change(limit, now, absorb)), true)
+            }
             CounterOperation::Reserve { terms, hits } => {
                 let terms = HoldTerms::clone(terms);
-                let each = [Reserve { counter: 0, limit, terms, hits: *hits, leased: 0 }];
+                let each = [Reserve { counter: 0, limit, terms, hits: *hits, leased: self.leased() }];
                 let counters = std::slice::from_mut(self);
                 match reserve(&each, counters, now, room, |decisions| !decisions[0].verdict.passes()) {
                     Ok(reserved) => (OperationOutcome::reserved(&reserved)[0].clone(), reserved.is_held),
@@ -123,36 +120,120 @@ impl HeldCounter {
                 let room = if *unknown == UnknownId::Remember { room } else { Room::NONE };
                 (OperationOutcome::settled(self.settle(limit, id, *actual, now, room)), true)
             }
+            CounterOperation::Withdraw { id, attempt } => {
+                let was_held = self.withdraw(limit, id, *attempt, now);
+                (decided(self.decide(limit, Operation::Peek, now)), was_held)
+            }
             CounterOperation::RefundOnce { terms, hits } => self.refund_once(limit, terms, *hits, now, room),
             CounterOperation::Show => {
-                let holds = self.holds().map(|holds| holds.list(now.now)).unwrap_or_default();
-                let penalty = limit.penalty_state(&self.counter(limit, now), now.now);
                 let shown = CounterDetails {
-                    holds: Arc::new(holds),
-                    penalty,
+                    holds: Arc::new(self.holds().map(|holds| holds.list(now.now)).unwrap_or_default()),
+                    penalty: limit.penalty_state(&self.counter(limit, now), now.now),
                     subscribers: None,
                     own_limit: self.own_limit_state(now.now),
                 };
-                let peek = self.update(limit, now, |limit, counter| peek(limit, counter, now));
-                (
-                    OperationOutcome {
-                        hold: HoldOutcome::Shown(Arc::new(shown)),
-                        ..OperationOutcome::new(peek, 0)
-                    },
-                    false,
-                )
+                let hold = HoldOutcome::Shown(Arc::new(shown));
+                let peek = self.change(limit, now, |_, _| ());
+                (OperationOutcome { hold, ..decided(peek) }, false)
             }
-            CounterOperation::Withdraw { id, attempt } => {
-                let was_held = self.withdraw(limit, id, *attempt, now);
-                (
-                    OperationOutcome::new(
-                        self.update(limit, now, |limit, counter| peek(limit, counter, now)),
-                        0,
-                    ),
-                    was_held,
-                )
+            CounterOperation::SetOwnLimit(_) => (decided(self.change(limit, now, |_, _| ())), true),
+        }
+    }
+
+    /// Whether the outcome of an operation would differ if the leased hits were returned: whether it would be refused only
+    /// because of them, or is a refund that may be for hits that a borrower has used and not reported.
+    pub(crate) fn depends_on_leases(&self, limit: &Limit, operation: &CounterOperation, now: Now) -> bool {
+        let leased = self.leased();
+        if leased == 0 {
+            return false;
+        }
+        let limit = self.own_terms(now.now).map_or(limit, |own| &own.limit);
+        let depends = |operation| {
+            decide_leased(limit, &mut self.counter(limit, now), operation, leased, now.now).depends_on_leases
+        };
+        match operation {
+            CounterOperation::Decide(operation) => depends(*operation),
+            CounterOperation::Reserve { hits, .. } => depends(Operation::Charge(*hits)),
+            CounterOperation::RefundOnce { hits, .. } => depends(Operation::Refund(*hits)),
+            CounterOperation::Settle { id, actual, .. } => {
+                let missing = self.holds().map_or(*actual, |holds| holds.charges(id, *actual));
+                let mut bare = self.counter(limit, now);
+                let mut full = bare.clone();
+                limit.charge_at(&mut full, leased, now.now, now.now);
+                let [(charged, _), (possible, _)] =
+                    [&mut full, &mut bare].map(|counter| limit.charge_used(counter, missing, now.now));
+                charged < possible
+            }
+            // No decision after the answer is by the earlier limit.
+            CounterOperation::SetOwnLimit(_) => true,
+            CounterOperation::Undo(_)
+            | CounterOperation::Set(_)
+            | CounterOperation::Absorb(_)
+            | CounterOperation::Withdraw { .. }
+            | CounterOperation::Show => false,
+        }
+    }
+
+    /// Takes back what `operation` has added to the memory of the counter, and decides as without it.
+    pub(crate) fn take_growth_back(
+        &mut self,
+        limit: &Limit,
+        operation: &CounterOperation,
+        decision: &mut Decision,
+        now: Now,
+        had_record: bool,
+    ) -> TakenBack {
+        let own = self.own_terms(now.now).cloned();
+        let limit = own.as_ref().map_or(limit, |own| &own.limit);
+        if !had_record && self.has_record() {
+            self.packed = self.packed.take().map(PackedCounter::without_record);
+            let plain = self.clone().apply_by(limit.plain(), operation, now, Room::NONE).0.decision;
+            *decision = Decision { receipt: None, ..own.as_ref().map_or(plain, |own| own.allowed(plain)) };
+            return TakenBack::Record;
+        }
+        let Some(receipt) = decision.receipt.take() else { return TakenBack::Nothing };
+        self.apply_by(limit, &CounterOperation::Undo(receipt), now, Room::NONE);
+        if let Some(packed) = &mut self.packed {
+            packed.release_spare();
+        }
+        TakenBack::Charge
+    }
+
+    /// Decides an operation of a call. What is leased or granted counts as charged.
+    fn decide(&mut self, limit: &Limit, operation: Operation, now: Now) -> Decision {
+        let (reduced, taken) = self.reduced(limit);
+        let grant = self.side_data.as_mut().and_then(|side_data| side_data.grant.as_mut());
+        if let (Some(grant), Operation::Charge(hits)) = (grant, operation) {
+            grant.requested = grant.requested.saturating_add(hits);
+        }
+        match operation {
+            Operation::Refund(hits) if taken == 0 => self.refund(&reduced, hits, now),
+            Operation::Peek | Operation::Charge(_) | Operation::Refund(_) => {
+                self.update(&reduced, now, |limit, counter| {
+                    decide_leased(limit, counter, operation, taken, now.now).decision
+                })
             }
         }
+    }
+
+    /// The limit without the rate that is granted, and the hits that are leased or granted.
+    fn reduced<'l>(&self, limit: &'l Limit) -> (Cow<'l, Limit>, u64) {
+        let leased = self.leased();
+        match self.side_data().and_then(|side_data| side_data.grant.as_ref()) {
+            None => (Cow::Borrowed(limit), leased),
+            Some(grant) => {
+                let Granted { rate, hits } = grant.granted;
+                (Cow::Owned(limit.without_rate(rate)), leased.saturating_add(hits))
+            }
+        }
+    }
+
+    /// Changes the counter, and returns a peek.
+    fn change(&mut self, limit: &Limit, now: Now, change: impl FnOnce(&Limit, &mut Counter)) -> Decision {
+        self.update(limit, now, |limit, counter| {
+            change(limit, counter);
+            peek(limit, counter, now)
+        })
     }
 
     /// Refunds hits, unless the id is known, and remembers the id.

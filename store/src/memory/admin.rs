@@ -1,6 +1,6 @@
 //! Operations of operators: dry runs, and access to single counters.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use smallvec::SmallVec;
 use tollgate_counter::{
@@ -10,8 +10,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, Decisions, OpenHolds, OwnLimitPosition, OwnLimitState, OwnTerms, Subscribers,
-    held_counter::Room,
+    Check, Checks, Decisions, OnRefusal, OpenHolds, OwnLimitPosition, OwnLimitState, OwnTerms, Subscribers,
+    held_counter::{HeldCounter, Room},
     memory::{LockedSlots, Memory},
     operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, decide_set},
 };
@@ -66,41 +66,20 @@ impl Admin<'_> {
         now: Timestamp,
         refused: impl FnOnce(&[Decision]) -> bool,
     ) -> DryRun {
-        let mut locked = LockedSlots::new(self.memory, checks, now);
+        let locked = LockedSlots::new(self.memory, checks, now);
         let before = checks.iter().map(|check| locked.state(check.key, check.limit)).collect();
         let own = locked.each_own_terms(checks);
-        let limit = |(check, own): (&Check<'_>, &Option<OwnTerms>)| {
-            let limit = own.as_ref().map_or(check.limit, |own| &own.limit);
-            locked.limit_without_holds(check.key, limit).into_owned()
-        };
-        let limits: SmallVec<[Limit; 2]> = checks.iter().zip(&own).map(limit).collect();
-        let mut copies = self.copies(&mut locked, checks);
+        let copies = checks.iter().map(|check| (check.key, locked.held(check.key)));
+        let mut copies: BTreeMap<Key, HeldCounter> = copies.collect();
         drop(locked);
+        let at = self.memory.at(now);
         let decisions = decide_set(checks, refused, |index, operation| {
-            let check = &checks[index];
-            let position = copies.iter().position(|(key, _)| *key == check.key).unwrap_or_else(|| {
-                copies.push((check.key, check.limit.fresh()));
-                copies.len() - 1
-            });
-            let decision = operation.apply(&limits[index], &mut copies[position].1, now);
-            (own[index].as_ref().map_or(decision, |own| own.allowed(decision)), true)
+            let Check { key, limit, .. } = checks[index];
+            let copy = copies.entry(key).or_default();
+            (copy.apply(limit, operation, at, Room::NONE).0.decision, true)
         });
         let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
         DryRun { decisions: decisions.with_own(displayed), before }
-    }
-
-    /// Copies of the stored counters of the checks.
-    fn copies(&self, locked: &mut LockedSlots<'_>, checks: &Checks<'_>) -> Vec<(Key, Counter)> {
-        let mut copies = Vec::<(Key, Counter)>::new();
-        let at = self.memory.at(locked.now);
-        for check in checks {
-            if let Some(packed) = locked.table(check.key).get(check.key)
-                && copies.iter().all(|(key, _)| *key != check.key)
-            {
-                copies.push((check.key, packed.corrected(check.limit, at)));
-            }
-        }
-        copies
     }
 
     /// The next limit of its own after this position, of a slot that this replica owns.
@@ -129,8 +108,9 @@ impl Admin<'_> {
         let mut locked = LockedSlots::for_key(self.memory, key, now);
         let before = locked.state(key, limit);
         if locked.are_owned() {
-            let set = CounterOperation::Set(hits);
-            locked.with_held(key, |counter| counter.apply(limit, &set, self.memory.at(now), Room::NONE));
+            let operation = Operation::Peek;
+            let check = Check { key, limit, operation, on_refusal: OnRefusal::Keep };
+            locked.apply(&check, &CounterOperation::Set(hits));
             locked.record_change(key);
         }
         Replacement { before, after: locked.state(key, limit) }

@@ -6,10 +6,9 @@ use smallvec::SmallVec;
 use tollgate_counter::{algorithm::Decision, descriptor::Key, time::Timestamp};
 
 use crate::{
-    Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Settled, Slot, UnknownId,
-    held_counter::{Exhausted, HeldCounter, ReservationDraft, Reserve, Room},
+    Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Slot,
+    held_counter::{Exhausted, HeldCounter, Reserve, reserve_stored},
     memory::{LockedSlots, Memory, tables::Taken},
-    operation::{CounterOperation, OperationOutcome},
     table::SlotTable,
 };
 
@@ -59,12 +58,14 @@ impl Memory {
         let mut counters: SmallVec<[HeldCounter; 2]> =
             taken.iter_mut().map(|taken| mem::take(&mut taken.counter)).collect();
         let store = |counters: &[HeldCounter]| {
-            for (taken, counter) in taken.iter_mut().zip(counters) {
+            let store = |(taken, counter): (&mut Taken, &HeldCounter)| {
                 taken.is_stored = self.tables.keep_place(locked.table(taken.key), taken, counter, now);
-            }
-            taken.iter().map(|taken| taken.is_stored).collect()
+                (!taken.is_stored).then_some(self.tables.on_full)
+            };
+            taken.iter_mut().zip(counters).map(store).collect()
         };
-        let reserved = self.reserve_taken(&each, &mut counters, now, refused, store);
+        let room = self.tables.room();
+        let reserved = reserve_stored(&each, &mut counters, self.at(now), room, refused, store);
         for (mut taken, counter) in taken.into_iter().zip(counters) {
             taken.counter = counter;
             let key = taken.key;
@@ -82,97 +83,6 @@ impl Memory {
         }
     }
 
-    /// Holds the charges of all checks, or none of them, in counters that are taken out of their tables. `store`
-    /// returns which of the counters have a place there.
-    fn reserve_taken(
-        &self,
-        each: &[Reserve<'_>],
-        counters: &mut [HeldCounter],
-        now: Timestamp,
-        refused: impl Fn(&[Decision]) -> bool,
-        store: impl FnOnce(&[HeldCounter]) -> SmallVec<[bool; 2]>,
-    ) -> Result<Reserved, Exhausted> {
-        let at = self.at(now);
-        let mut draft = ReservationDraft::new(each, counters, at);
-        if refused(&draft.decisions) {
-            return Ok(draft.not_held(each, counters, at, |_| true));
-        }
-        draft.require_room(each, counters, at, self.tables.room())?;
-        draft.charge(each, counters, at);
-        let are_stored = store(counters);
-        for (Reserve { counter, .. }, decision) in each.iter().zip(&mut draft.decisions) {
-            if !are_stored[*counter] {
-                *decision = self.tables.on_full.without_memory(*decision);
-            }
-        }
-        if refused(&draft.decisions) {
-            draft.undo(each, counters, at);
-            return Ok(draft.not_held(each, counters, at, |counter| are_stored[counter]));
-        }
-        Ok(draft.hold(each, counters, at))
-    }
-
-    /// Settles the holds of all checks, each at the hits of its charge. An unknown id charges these hits.
-    ///
-    /// In a cluster this fails unless this replica owns the slots of all checks and no charge depends on leased hits.
-    pub fn settle(
-        &self,
-        checks: &Checks<'_>,
-        id: &HoldId,
-        unknown: UnknownId,
-        now: Timestamp,
-    ) -> Result<SmallVec<[Settled; 2]>, NotLocal> {
-        let mut locked = self.lock_for_holds(checks, now)?;
-        let ids = each_hold_id(checks, id);
-        for (check, id) in checks.iter().zip(&ids) {
-            locked.require_chargeable(check, id)?;
-        }
-        Ok(checks.iter().zip(&ids).map(|(check, id)| locked.settle(check, id, unknown)).collect())
-    }
-
-    /// Applies a refund that counts once.
-    ///
-    /// In a cluster this fails unless this replica owns the slot and the refund does not depend on leased hits.
-    pub(super) fn refund_once(
-        &self,
-        check: &Check<'_>,
-        operation: &CounterOperation,
-        now: Timestamp,
-    ) -> Result<OperationOutcome, NotLocal> {
-        let mut locked = self.lock_for_holds(std::slice::from_ref(check), now)?;
-        locked.require_unleased(std::slice::from_ref(check), |_| false)?;
-        let at = self.at(now);
-        let room = self.tables.room();
-        let ((outcome, is_changed), _) =
-            locked.with_held(check.key, |counter| counter.apply(check.limit, operation, at, room));
-        if is_changed {
-            locked.record_change(check.key);
-        }
-        Ok(outcome)
-    }
-
-    /// Takes back the holds of all checks that one attempt has made, and forgets them. Fails unless this replica owns
-    /// the slots.
-    pub fn withdraw(
-        &self,
-        checks: &Checks<'_>,
-        id: &HoldId,
-        attempt: u64,
-        now: Timestamp,
-    ) -> Result<(), NotLocal> {
-        let mut locked = self.lock_for_holds(checks, now)?;
-        let own = locked.each_own_terms(checks);
-        for ((check, own), id) in checks.iter().zip(&own).zip(each_hold_id(checks, id)) {
-            let limit = own.as_ref().map_or(check.limit, |own| &own.limit);
-            let (was_held, _) =
-                locked.with_held(check.key, |counter| counter.withdraw(limit, &id, attempt, self.at(now)));
-            if was_held {
-                locked.record_change(check.key);
-            }
-        }
-        Ok(())
-    }
-
     /// Locks the slots of the checks, and ends holds that have expired.
     fn lock_for_holds(&self, checks: &[Check<'_>], now: Timestamp) -> Result<LockedSlots<'_>, NotLocal> {
         let mut locked = LockedSlots::owned(self, checks, now)?;
@@ -184,53 +94,12 @@ impl Memory {
     pub(super) fn sweep_side_data(&self, slot: Slot, table: &mut SlotTable, now: Timestamp) {
         for key in table.keys_with_side_data() {
             let limit = table.holds(key).map(|holds| holds.limit().clone());
-            let changed =
-                limit.is_some_and(|limit| self.tables.expire_holds(table, key, &limit, self.at(now)));
+            let changed = limit.is_some_and(|limit| self.tables.catch_up(table, key, &limit, self.at(now)));
             self.tables.with_held(table, key, now, |counter| counter.forget_side_data(now));
             if changed && let Some(ownerships) = &self.ownerships {
                 ownerships.record_change(slot, &mut ownerships.lock(slot), key, table);
             }
         }
-    }
-}
-
-impl LockedSlots<'_> {
-    /// Checks that what settling charges does not depend on leased hits. Changes nothing.
-    fn require_chargeable(&self, check: &Check<'_>, id: &HoldId) -> Result<(), NotLocal> {
-        let Check { key, limit, .. } = *check;
-        let own = self.own_terms(key);
-        let limit = own.map_or(limit, |own| &own.limit);
-        let leased = self.leased(key);
-        let actual = check.hits();
-        let missing = self.holds(key).map_or(actual, |holds| holds.charges(id, actual));
-        if leased == 0 || missing == 0 {
-            return Ok(());
-        }
-        let mut bare = self.copy(key, limit);
-        let mut full = bare.clone();
-        limit.charge_at(&mut full, leased, self.now, self.now);
-        let [(charged, _), (possible, _)] =
-            [&mut full, &mut bare].map(|counter| limit.charge_used(counter, missing, self.now));
-        if charged < possible { Err(NotLocal::Leased(key)) } else { Ok(()) }
-    }
-
-    fn settle(&mut self, check: &Check<'_>, id: &HoldId, unknown: UnknownId) -> Settled {
-        let memory = self.memory;
-        let now = self.now;
-        let actual = check.hits();
-        let room = match unknown {
-            UnknownId::Remember => memory.tables.room(),
-            UnknownId::Forget => Room::NONE,
-        };
-        let own = self.own_terms(check.key).cloned();
-        let limit = own.as_ref().map_or(check.limit, |own| &own.limit);
-        let (mut settled, stored) =
-            self.with_held(check.key, |counter| counter.settle(limit, id, actual, memory.at(now), room));
-        if !stored {
-            settled.uncharged = actual.saturating_sub(settled.reserved);
-        }
-        self.record_change(check.key);
-        settled
     }
 }
 

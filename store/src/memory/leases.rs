@@ -106,14 +106,19 @@ impl Leases<'_> {
         now: Timestamp,
         correct: impl FnOnce(&mut Counter),
     ) -> bool {
-        let corrected = self.memory.with_owned(key, now, |counter| {
-            let own = counter.own_terms(now).map(|own| own.limit.clone());
-            counter.update(own.as_ref().unwrap_or(limit), self.memory.at(now), |limit, counter| {
+        let mut locked = LockedSlots::for_key(self.memory, key, now);
+        if !locked.are_owned() {
+            return false;
+        }
+        let limit = locked.limit_in_force(key, limit);
+        locked.with_held(key, |counter| {
+            counter.update(&limit, self.memory.at(now), |limit, counter| {
                 correct(counter);
                 limit.decide(counter, now, Operation::Peek)
             })
         });
-        corrected.is_some()
+        locked.record_change(key);
+        true
     }
 }
 

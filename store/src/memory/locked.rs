@@ -15,14 +15,15 @@ use tollgate_counter::{
 
 use crate::{
     Check, NotLocal, OwnTerms, Slot,
-    held_counter::HeldCounter,
+    held_counter::{HeldCounter, Room},
     holds::Holds,
-    leased_decision::{apply_leased, decide_leased},
+    leased_decision::decide_leased,
     memory::{
         CounterState, Memory,
         ownership::{OwnershipTable, SlotOwnership},
+        tables::Applied,
     },
-    operation::{CounterOperation, decide_set},
+    operation::{CounterOperation, OperationOutcome, decide_set},
     side_data::SideData,
     table::SlotTable,
 };
@@ -122,10 +123,7 @@ impl LockedSlots<'_> {
         let memory = self.memory;
         let now = self.now;
         let limit = &*self.limit_in_force(key, limit);
-        let position = self.position(key);
-        let table = &mut self.tables[position];
-        let has_changed = memory.absorb_pending(table, key, limit, now);
-        if memory.tables.expire_holds(table, key, limit, memory.at(now)) || has_changed {
+        if memory.tables.catch_up(self.table(key), key, limit, memory.at(now)) {
             self.record_change(key);
         }
     }
@@ -237,57 +235,33 @@ impl LockedSlots<'_> {
         self.table(key).change_side_data(key, resources, change)
     }
 
-    /// Applies an operation to the counter of a check, and returns whether the counter is stored.
-    pub(super) fn apply(&mut self, check: &Check<'_>, operation: &CounterOperation) -> (Decision, bool) {
+    /// Applies an operation to the counter of a check.
+    #[inline]
+    pub(super) fn apply(&mut self, check: &Check<'_>, operation: &CounterOperation) -> Applied {
         let memory = self.memory;
-        let now = self.now;
+        let at = memory.at(self.now);
         let table = self.table(check.key);
-        let Some(side_data) = table.side_data(check.key) else {
-            return memory.tables.touch(table, check, operation, memory.at(now), Some);
-        };
-        if let Some(own) = side_data.own_terms(now).cloned() {
-            let check = Check { limit: &own.limit, ..*check };
-            let (decision, stored) = self.apply_with_side_data(&check, operation);
-            return (own.allowed(decision), stored);
-        }
-        self.apply_with_side_data(check, operation)
-    }
-
-    /// Applies an operation to the counter of a check with side data, by the limit of the check.
-    fn apply_with_side_data(&mut self, check: &Check<'_>, operation: &CounterOperation) -> (Decision, bool) {
-        let memory = self.memory;
-        let now = self.now;
-        let leased = self.leased(check.key);
-        let table = self.table(check.key);
-        if let Some(grant) = table.grant_mut(check.key) {
-            grant.requested = grant.requested.saturating_add(check.hits());
-            let Granted { rate, hits } = grant.granted;
-            let limit = check.limit.without_rate(rate);
-            return memory.tables.touch_unpacked(
-                table,
-                check.key,
-                &limit,
-                memory.at(now),
-                |limit, counter| {
-                    apply_leased(limit, counter, operation, leased.saturating_add(hits), now).decision
-                },
-            );
-        }
-        if let CounterOperation::Decide(Operation::Refund(hits)) = operation
-            && leased == 0
-            && table.holds(check.key).is_some()
+        if let Some(operation) = operation.properties().decided
+            && table.side_data(check.key).is_none()
         {
-            return memory.tables.with_held(table, check.key, now, |counter| {
-                counter.refund(check.limit, *hits, memory.at(now))
-            });
+            let check = Check { operation, ..*check };
+            let (decision, is_stored) = memory.tables.decide(table, &check, at, Some);
+            let passes = decision.verdict.passes();
+            let charged = if is_stored { check.limit.charged(operation, passes) } else { 0 };
+            let outcome = OperationOutcome::new(decision, charged);
+            return Applied { outcome, is_changed: check.limit.is_changed_by(operation, passes), is_stored };
         }
-        memory.tables.touch_unpacked(table, check.key, check.limit, memory.at(now), |limit, counter| {
-            apply_leased(limit, counter, operation, leased, now).decision
-        })
+        memory.tables.apply(table, check, operation, at)
     }
 
-    /// Checks that no decision depends on leased hits: that no check would be refused only because of them, and that no
-    /// refund may be for hits that a borrower has used and not reported. Changes nothing.
+    /// A copy of the counter of `key` with its side data.
+    pub(super) fn held(&self, key: Key) -> HeldCounter {
+        let table = self.table_ref(key);
+        let side_data = table.side_data(key).map(|side_data| Box::new(side_data.clone()));
+        HeldCounter::new(table.get(key).cloned(), side_data)
+    }
+
+    /// Checks that no decision depends on leased hits. Changes nothing.
     pub(super) fn require_unleased(
         &self,
         checks: &[Check<'_>],
@@ -296,18 +270,16 @@ impl LockedSlots<'_> {
         if checks.iter().all(|check| self.leased(check.key) == 0) {
             return Ok(());
         }
-        let mut copies = BTreeMap::<Key, Counter>::new();
+        let at = self.memory.at(self.now);
+        let mut copies = BTreeMap::<Key, HeldCounter>::new();
         let mut wanted = None;
-        let own = self.each_own_terms(checks);
         decide_set(checks, refused, |index, operation| {
             let Check { key, limit, .. } = checks[index];
-            let limit = own[index].as_ref().map_or(limit, |own| &own.limit);
-            let copy = copies.entry(key).or_insert_with(|| self.copy(key, limit));
-            let applied = apply_leased(limit, copy, operation, self.leased(key), self.now);
-            if applied.depends_on_leases {
+            let copy = copies.entry(key).or_insert_with(|| self.held(key));
+            if copy.depends_on_leases(limit, operation, at) {
                 wanted = wanted.or(Some(key));
             }
-            (applied.decision, true)
+            (copy.apply(limit, operation, at, Room::NONE).0.decision, true)
         });
         wanted.map_or(Ok(()), |key| Err(NotLocal::Leased(key)))
     }

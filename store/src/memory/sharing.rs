@@ -2,23 +2,16 @@
 
 use std::sync::atomic::Ordering;
 
-use tollgate_counter::{
-    algorithm::{Limit, Operation},
-    descriptor::Key,
-    packed_counter::PackedCounter,
-    time::Timestamp,
-};
+use tollgate_counter::{descriptor::Key, packed_counter::PackedCounter, time::Timestamp};
 
 use crate::{
     Consumption, OnFull, Slot, SlotChanges, SlotData, SlotSnapshot, SlotSource, StoredSlot,
     budget::{Budget, MemoryReservation},
-    held_counter::HeldCounter,
     key_hasher::ByKey,
     memory::{
-        LockedSlots, Memory,
+        Memory,
         ownership::{ChangedCounters, ChangedKeys, SlotOwnership},
     },
-    table::SlotTable,
 };
 
 /// Slots in a cluster. Without a cluster, a store owns all slots and these methods do nothing.
@@ -262,47 +255,6 @@ impl Memory {
     ) -> impl Iterator<Item = (Key, PackedCounter)> {
         let slots = self.slots();
         counters.map(move |(low, packed)| (slot.key(slots, low), packed))
-    }
-
-    /// Applies `change` to the counter of `key` with its holds, and records the change. `None` if this replica does not
-    /// own the slot.
-    pub(super) fn with_owned<R>(
-        &self,
-        key: Key,
-        now: Timestamp,
-        change: impl FnOnce(&mut HeldCounter) -> R,
-    ) -> Option<R> {
-        let mut locked = LockedSlots::for_key(self, key, now);
-        locked.are_owned().then(|| {
-            let (result, _) = locked.with_held(key, change);
-            locked.record_change(key);
-            result
-        })
-    }
-
-    /// Merges pending usage into the counter of `key`, if there is any.
-    pub(super) fn absorb_pending(
-        &self,
-        table: &mut SlotTable,
-        key: Key,
-        limit: &Limit,
-        now: Timestamp,
-    ) -> bool {
-        if table.side_data(key).is_none_or(|side_data| side_data.pending.is_empty()) {
-            return false;
-        }
-        let pending = table.change_side_data(key, &self.tables.resources, |side_data| {
-            std::mem::take(&mut side_data.pending)
-        });
-        self.tables.touch_unpacked(table, key, limit, self.at(now), |limit, counter| {
-            for usage in pending.iter().filter(|usage| !usage.is_idle(now)) {
-                let consumed = usage.packed.counter(limit);
-                let base = usage.base.as_ref().map_or_else(|| limit.fresh(), |base| base.counter(limit));
-                limit.absorb(counter, &limit.since(&consumed, &base, now), now);
-            }
-            limit.decide(counter, now, Operation::Peek)
-        });
-        true
     }
 
     /// `data`, counted in the memory limit until it is dropped; `None` if there is no memory for it.

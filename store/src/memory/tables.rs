@@ -20,7 +20,7 @@ use crate::{
     Check, OnFull, Slot,
     budget::Budget,
     held_counter::{HeldCounter, Room, TakenBack},
-    operation::CounterOperation,
+    operation::{CounterOperation, OperationOutcome},
     side_data::{SideData, SideDataSize},
     slot_data::HeldConsumption,
     table::{BYTES_FIRST, EventCounter, HoldTotals, SlotTable, TableResources},
@@ -34,6 +34,9 @@ pub(super) use shedding::{SHED_PAUSE, SHED_SLOTS_MAX};
 
 /// The part of the memory limit that holds may take, and limits of their own: one of this many.
 pub(super) const SHARE_DIVISOR: usize = 8;
+
+/// The most bytes by which a counter grows at a time, beyond as many as it has.
+const GROWTH_BYTES: usize = 1_024;
 
 /// The tables of all slots.
 #[derive(Debug)]
@@ -54,12 +57,12 @@ struct TableLock(Lock<SlotTable>);
 
 const _: () = assert!(size_of::<TableLock>() == 64);
 
-/// A counter before an operation.
-struct Before {
-    // The bytes on the heap without holds.
-    heap: usize,
-    penalties: u32,
-    has_record: bool,
+/// What an operation has done to a counter.
+pub(super) struct Applied {
+    pub(super) outcome: OperationOutcome,
+    pub(super) is_changed: bool,
+    /// Whether the counter is stored with what is charged.
+    pub(super) is_stored: bool,
 }
 
 /// A counter with its holds, taken out of the table of its slot until [`Tables::put`].
@@ -119,130 +122,94 @@ impl Tables {
         self.each[slot.index()].0.lock()
     }
 
-    /// Applies an operation to the counter of a check in the table of its slot, which has no holds, and returns whether
-    /// the counter is stored. `keep` returns what is retained of a receipt.
+    /// Decides a check on the counter alone, which has no side data, and returns whether the counter is stored. `keep`
+    /// returns what is retained of a receipt.
     #[inline(always)]
-    pub(super) fn touch<R>(
+    pub(super) fn decide<R>(
+        &self,
+        table: &mut SlotTable,
+        check: &Check<'_>,
+        at: Now,
+        keep: impl Fn(Receipt) -> Option<R>,
+    ) -> (Decision<R>, bool) {
+        if let Some(packed) = table.get_mut(check.key)
+            && let Some(decision) = packed.decide(check.limit, at, check.operation, &keep)
+        {
+            return (decision, true);
+        }
+        let (decision, stored) = self.decide_unpacked(table, check, at);
+        (decision.keep_receipt(keep), stored)
+    }
+
+    /// Decides a check on a new counter, or on one that is not packed. A new counter that stays idle need not be stored.
+    // `inline(never)`: new counters are rare and need a larger stack frame.
+    #[inline(never)]
+    fn decide_unpacked(&self, table: &mut SlotTable, check: &Check<'_>, at: Now) -> (Decision, bool) {
+        let Check { key, limit, operation, .. } = *check;
+        let Self { resources, on_full, .. } = self;
+        let decide = |counter: &mut Counter| limit.decide(counter, at.now, operation);
+        if let Some(packed) = table.get_mut(key) {
+            let heap = packed.heap_bytes();
+            if !resources.budget.is_short_of(heap + GROWTH_BYTES) {
+                let penalties = packed.penalties();
+                let decision = packed.change(limit, at, decide);
+                resources.budget.change(heap, packed.heap_bytes());
+                resources.penalties.add_penalties(penalties, packed.penalties());
+                return (decision, true);
+            }
+        } else {
+            let (decision, new) = PackedCounter::first(limit, at.now, decide);
+            let Some(packed) = new else { return (decision, true) };
+            if packed.heap_bytes() == 0 {
+                let stored = self.insert(table, key, packed, at.now);
+                return (if stored { decision } else { on_full.without_memory(decision) }, stored);
+            }
+        }
+        let applied = self.apply(table, check, &CounterOperation::Decide(operation), at);
+        (applied.outcome.decision, applied.is_stored)
+    }
+
+    /// Applies an operation to the counter of a check with its side data. If there is no memory for what the counter
+    /// grows by, nor after others were evicted, it is taken back.
+    pub(super) fn apply(
         &self,
         table: &mut SlotTable,
         check: &Check<'_>,
         operation: &CounterOperation,
         at: Now,
-        keep: impl Fn(Receipt) -> Option<R>,
-    ) -> (Decision<R>, bool) {
-        if let CounterOperation::Decide(operation) = operation
-            && let Some(packed) = table.get_mut(check.key)
-            && let Some(decision) = packed.decide(check.limit, at, *operation, &keep)
-        {
-            return (decision, true);
-        }
-        let decide = |limit: &Limit, counter: &mut Counter| operation.apply(limit, counter, at.now);
-        let (decision, stored) = self.touch_counter(table, check.key, check.limit, at, decide);
-        (decision.keep_receipt(keep), stored)
-    }
-
-    /// Applies `decide` to the unpacked counter of a key, and returns whether the counter is stored. Its holds observe
-    /// the change.
-    pub(super) fn touch_unpacked(
-        &self,
-        table: &mut SlotTable,
-        key: Key,
-        limit: &Limit,
-        at: Now,
-        decide: impl Fn(&Limit, &mut Counter) -> Decision,
-    ) -> (Decision, bool) {
-        if table.holds(key).is_none() {
-            return self.touch_counter(table, key, limit, at, decide);
-        }
-        let update = |counter: &mut HeldCounter| {
-            let before = Before::new(counter);
-            let mut decision = counter.update(limit, at, &decide);
-            let grown = counter.packed_heap_bytes().saturating_sub(before.heap);
-            let mut taken_back = TakenBack::Nothing;
-            if grown > 0 && self.resources.budget.is_short_of(grown) {
-                taken_back = counter.take_growth_back(limit, at, &mut decision, before.has_record, &decide);
-            }
-            self.resources.penalties.add_penalties(before.penalties, counter.penalties());
-            self.charged_unless(taken_back, decision)
-        };
-        let ((decision, is_charged), stored) = self.with_held(table, key, at.now, update);
-        (if stored { decision } else { self.on_full.without_memory(decision) }, stored && is_charged)
-    }
-
-    /// Applies `decide` to the unpacked counter of a key without holds, and returns whether the counter is stored with
-    /// what is charged. A new counter that stays idle need not be stored.
-    // `inline(never)`: new counters are rare and need a larger stack frame.
-    #[inline(never)]
-    fn touch_counter(
-        &self,
-        table: &mut SlotTable,
-        key: Key,
-        limit: &Limit,
-        at: Now,
-        decide: impl Fn(&Limit, &mut Counter) -> Decision,
-    ) -> (Decision, bool) {
-        if let Some(packed) = table.get_mut(key) {
-            let before = Before::from_packed(packed);
-            let decision = packed.change(limit, at, |counter| decide(limit, counter));
-            self.resources.budget.change(before.heap, packed.heap_bytes());
-            if before.heap < packed.heap_bytes() && self.resources.budget.is_exceeded() {
-                return self.require_room_to_grow(table, key, (limit, at), (before, decision), decide);
-            }
-            self.resources.penalties.add_penalties(before.penalties, packed.penalties());
-            return (decision, true);
-        }
-        let (mut decision, new) = PackedCounter::first(limit, at.now, |counter| decide(limit, counter));
-        let Some(mut packed) = new else { return (decision, true) };
-        if packed.has_record() && !table.make_room(packed.heap_bytes(), at.now, &self.resources) {
-            self.resources.refusals_unrecorded.add(1);
-            packed = packed.without_record();
-            decision = Decision { receipt: None, ..decide(limit.plain(), &mut limit.plain().fresh()) };
-            if packed.idle_at() <= at.now {
-                return (decision, true);
-            }
-        }
-        self.resources.penalties.add_penalties(0, packed.penalties());
-        let stored = self.insert(table, key, packed, at.now);
-        (if stored { decision } else { self.on_full.without_memory(decision) }, stored)
-    }
-
-    /// Evicts other counters for one that has grown. If that is not enough, takes back what it has grown by.
-    #[cold]
-    fn require_room_to_grow(
-        &self,
-        table: &mut SlotTable,
-        key: Key,
-        (limit, at): (&Limit, Now),
-        (before, mut decision): (Before, Decision),
-        decide: impl Fn(&Limit, &mut Counter) -> Decision,
-    ) -> (Decision, bool) {
+    ) -> Applied {
+        let Check { key, limit, .. } = *check;
+        let budget = &self.resources.budget;
         // Taken out, it is not evicted itself.
         let mut taken = self.take(table, key);
-        table.evict_and_shrink(at.now, &self.resources);
-        self.evict_elsewhere(at.now);
         let counter = &mut taken.counter;
+        let had_record = counter.has_record();
+        let penalties = counter.penalties();
+        let (mut outcome, is_changed) = counter.apply(limit, operation, at, self.room());
         let mut taken_back = TakenBack::Nothing;
-        if self.resources.budget.is_exceeded() {
-            taken_back = counter.take_growth_back(limit, at, &mut decision, before.has_record, decide);
-        }
-        self.resources.penalties.add_penalties(before.penalties, counter.penalties());
-        self.put(table, taken, at.now);
-        self.charged_unless(taken_back, decision)
-    }
-
-    /// The decision after something was taken back for lack of memory, and whether what it charges is stored.
-    fn charged_unless(&self, taken_back: TakenBack, decision: Decision) -> (Decision, bool) {
-        match taken_back {
-            TakenBack::Nothing => (decision, true),
-            TakenBack::Record => {
-                self.resources.refusals_unrecorded.add(1);
-                (decision, true)
+        let grown = counter.packed_heap_bytes().saturating_sub(taken.heap);
+        if grown > 0 && budget.is_short_of(grown) {
+            table.evict_and_shrink(at.now, &self.resources);
+            self.evict_elsewhere(at.now);
+            if budget.is_short_of(grown) {
+                let decision = &mut outcome.decision;
+                taken_back = counter.take_growth_back(limit, operation, decision, at, had_record);
             }
+        }
+        self.resources.penalties.add_penalties(penalties, counter.penalties());
+        let mut is_stored = self.put(table, taken, at.now);
+        match taken_back {
+            TakenBack::Nothing => {}
+            TakenBack::Record => self.resources.refusals_unrecorded.add(1),
             TakenBack::Charge => {
                 self.refused_full.add(1);
-                (self.on_full.without_memory(decision), false)
+                is_stored = false;
             }
         }
+        if !is_stored {
+            outcome = outcome.without_memory(self.on_full, operation);
+        }
+        Applied { outcome, is_changed, is_stored }
     }
 
     pub(super) fn insert(
@@ -280,13 +247,14 @@ impl Tables {
         }
     }
 
-    /// Ends the holds of `key` that have expired, and returns whether that changed the counter.
-    pub(super) fn expire_holds(&self, table: &mut SlotTable, key: Key, limit: &Limit, at: Now) -> bool {
-        if table.holds(key).is_none_or(|holds| at.given_up.is_none() && !holds.is_due(at.now)) {
+    /// Merges pending usage into the counter of `key` and ends its holds that have expired, and returns whether that
+    /// changed the counter.
+    pub(super) fn catch_up(&self, table: &mut SlotTable, key: Key, limit: &Limit, at: Now) -> bool {
+        if table.side_data(key).is_none_or(|side_data| !side_data.is_due(at)) {
             return false;
         }
         let ((is_changed, expired), _) =
-            self.with_held(table, key, at.now, |counter| counter.expire(limit, at));
+            self.with_held(table, key, at.now, |counter| counter.catch_up(limit, at));
         self.resources.holds.released.add(expired.released);
         self.resources.holds.charged.add(expired.charged);
         is_changed
@@ -359,18 +327,6 @@ impl Tables {
             request_ids: Room::REQUEST_IDS_MAX,
             own_bytes: own.min(budget.free()),
         }
-    }
-}
-
-impl Before {
-    fn from_packed(packed: &PackedCounter) -> Self {
-        Self { heap: packed.heap_bytes(), penalties: packed.penalties(), has_record: packed.has_record() }
-    }
-
-    fn new(counter: &HeldCounter) -> Self {
-        let heap = counter.packed_heap_bytes();
-        let penalties = counter.penalties();
-        Self { heap, penalties, has_record: counter.has_record() }
     }
 }
 

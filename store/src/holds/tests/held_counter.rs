@@ -22,7 +22,7 @@ struct Held<'l> {
 impl Held<'_> {
     fn apply(&mut self, operation: &CounterOperation) -> OperationOutcome {
         let now = Now { now: self.now, given_up: None };
-        self.counter.expire(self.limit, now);
+        self.counter.catch_up(self.limit, now);
         self.counter.apply(self.limit, operation, now, Room::OF_VALUE).0
     }
 

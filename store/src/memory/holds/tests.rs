@@ -14,7 +14,8 @@ use tollgate_counter::{
 
 use crate::{
     BYTES_MIN, CounterOperation, HOLD_RETENTION, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLDS_MAX, OnExpiry, OnFull,
-    OnRefusal, SettleOutcome, SlotData,
+    OnRefusal, SettleOutcome, Settled, SlotData, UnknownId,
+    held_counter::Room,
     holds::IDS_MAX,
     memory::{
         tables::SHARE_DIVISOR,

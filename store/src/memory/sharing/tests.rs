@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use tollgate_counter::{
-    algorithm::{Counter, Decision, laws::every_limit},
+    algorithm::{Counter, Decision, Limit, Operation, laws::every_limit},
     time::SECOND,
 };
 

@@ -1,0 +1,42 @@
+//! Operations on several counters, for tests.
+
+use smallvec::SmallVec;
+use tollgate_counter::time::Timestamp;
+
+use crate::{
+    Checks, CounterOperation, HoldId, HoldOutcome, Memory, NotLocal, Settled, UnknownId, each_hold_id,
+};
+
+impl Memory {
+    /// Settles the holds of all checks, each at the hits of its charge.
+    pub fn settle(
+        &self,
+        checks: &Checks<'_>,
+        id: &HoldId,
+        unknown: UnknownId,
+        now: Timestamp,
+    ) -> Result<SmallVec<[Settled; 2]>, NotLocal> {
+        let mut each = SmallVec::new();
+        for (check, id) in checks.iter().zip(each_hold_id(checks, id)) {
+            let settle = CounterOperation::Settle { id, actual: check.hits(), unknown };
+            if let HoldOutcome::Settled(settled) = self.operate(check.key, check.limit, &settle, now)?.hold {
+                each.push(*settled);
+            }
+        }
+        Ok(each)
+    }
+
+    /// Takes back the holds of all checks that one attempt has made, and forgets them.
+    pub fn withdraw(
+        &self,
+        checks: &Checks<'_>,
+        id: &HoldId,
+        attempt: u64,
+        now: Timestamp,
+    ) -> Result<(), NotLocal> {
+        checks.iter().zip(each_hold_id(checks, id)).try_for_each(|(check, id)| {
+            let withdraw = CounterOperation::Withdraw { id, attempt };
+            self.operate(check.key, check.limit, &withdraw, now).map(drop)
+        })
+    }
+}
