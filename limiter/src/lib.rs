@@ -1,7 +1,10 @@
 //! Rate limits inside a program: rules in the format of Envoy's rate limit service, exact algorithms, and counters in
 //! memory or in Redis. See [`Limiter::from_yaml`].
 
-#![cfg_attr(not(feature = "redis"), allow(dead_code, unused_imports, reason = "the feature uses the rest"))]
+#![cfg_attr(
+    not(all(feature = "limits", feature = "redis")),
+    allow(dead_code, unused_imports, reason = "the features use the rest")
+)]
 
 pub mod limiter;
 #[cfg(feature = "redis")]

@@ -166,7 +166,7 @@ impl SharedLimiter {
     ) -> Result<Checked, CheckError> {
         let mut buffer = SmallVec::new();
         let request = request(domain, each_entry(entries, &mut buffer), operation)?;
-        let plan = match self.limiter.view().decide(&request)? {
+        let mut plan = match self.limiter.view().decide(&request)? {
             AnswerOrPlan::Answer(answer) => return Ok(Checked::from_answer(&answer, operation)),
             AnswerOrPlan::Plan(plan) => plan,
         };
@@ -190,7 +190,7 @@ impl SharedLimiter {
         let request = request(domain, each_entry(entries, &mut buffer), Operation::Charge(hits))?;
         // Each call is a caller of its own: none is greedy, because all are of one program.
         let caller = Caller::default();
-        let plan = match self.limiter.view().hold(&request, hold, &caller)? {
+        let mut plan = match self.limiter.view().hold(&request, hold, &caller)? {
             AnswerOrPlan::Answer(held) => return Ok(take(&held)),
             AnswerOrPlan::Plan(plan) => plan,
         };

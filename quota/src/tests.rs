@@ -257,8 +257,8 @@ fn bucket_that_cannot_be_named_is_charged_and_never_assigned() {
         }
         let view = world.service.limiter.view();
         let entries = [tollgate_counter::descriptor::Entry::new("budget", wrong)];
-        let counter = view.counter_ref("shop", &entries).unwrap();
-        let state = world.memory.admin().peek(counter.key, counter.limit, world.clock.now());
+        let counter = at_once(view.counter_ref("shop", &entries)).unwrap();
+        let state = world.memory.admin().peek(counter.key, &counter.limit, world.clock.now());
         assert_eq!(state.peek.remaining, 500 - 20 * 4);
         world.advance(60);
         assert_eq!(told(&mut stream), []);
@@ -325,7 +325,15 @@ fn shadow_rule_counts_what_passes() {
     stream.receive(&reports(vec![usage(&[("trial", "a")], 4, 0)])).unwrap();
     let view = world.service.limiter.view();
     let entries = [tollgate_counter::descriptor::Entry::new("trial", "a")];
-    let counter = view.counter_ref("shop", &entries).unwrap();
-    let state = world.memory.admin().peek(counter.key, counter.limit, world.clock.now());
+    let counter = at_once(view.counter_ref("shop", &entries)).unwrap();
+    let state = world.memory.admin().peek(counter.key, &counter.limit, world.clock.now());
     assert_eq!(state.peek.remaining, 1);
+}
+
+/// The result of what waits for nothing.
+fn at_once<T>(call: impl Future<Output = T>) -> T {
+    match std::pin::pin!(call).poll(&mut std::task::Context::from_waker(std::task::Waker::noop())) {
+        std::task::Poll::Ready(result) => result,
+        std::task::Poll::Pending => panic!("it waits for nothing"),
+    }
 }

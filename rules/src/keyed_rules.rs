@@ -269,6 +269,11 @@ impl<'r> Match<'r> {
         }
     }
 
+    /// The key of the counter of `limit`, whose kind may be another than that of the rule.
+    pub fn key_of_kind(&self, entries: &[Entry<'_>], limit: &Limit) -> Key {
+        self.hash(self.key_text(entries), limit)
+    }
+
     /// The key of the counter of `candidate`, which is the candidate of the rule.
     pub fn candidate_key(&self, entries: &[Entry<'_>], candidate: &Limit) -> Key {
         self.hash(self.key_text(entries).for_candidate(), candidate)
@@ -291,6 +296,17 @@ impl<'r> Match<'r> {
             }
         }
         text
+    }
+
+    /// The text of the descriptor by which its counter is known: with groups in place of addresses, and with the pattern
+    /// or network if all values that match it share a counter.
+    pub fn counter_text(&self, entries: &[Entry<'_>]) -> String {
+        let steps = self.steps(entries);
+        let named = steps.iter().zip(entries).map(|(step, entry)| match step.is_shared() {
+            true => (Cow::Borrowed(step.node.key.as_bytes()), Cow::Borrowed(step.node.value.as_bytes())),
+            false => (Cow::Borrowed(entry.key), step.grouped_value(*entry)),
+        });
+        descriptor::format(named)
     }
 
     /// The path to the rule: one step for each entry.

@@ -244,6 +244,12 @@ pub const KEYS: &[RuleKey] = &[
     ),
     key("week_start", KeySection::Calendar, Takes::Weekday, "The day on which a week begins."),
     key(
+        "from",
+        KeySection::Own,
+        Takes::LimitSource,
+        "Where the limits of keys are read: `source` for the store that the settings `limits.*` name.",
+    ),
+    key(
         "requests_per_unit",
         KeySection::Own,
         Takes::Mapping(KeySection::OwnBound),
@@ -428,7 +434,9 @@ pub(crate) fn misplaced_key(name: &str, section: KeySection) -> String {
     let quoted = quote(name);
     let known = || KEYS.iter().filter(|key| section.is_of_overlay() || !key.section.is_of_overlay());
     // The numbers of `own` are those of `rate_limit`.
-    let is_place = |key: &&RuleKey| key.name == name && key.section != KeySection::Own;
+    let is_of_own =
+        |key: &RuleKey| key.section == KeySection::Own && find(name, KeySection::RateLimit).is_some();
+    let is_place = |key: &&RuleKey| key.name == name && !is_of_own(key);
     let sections: Vec<_> = known().filter(is_place).map(|key| key.section.described()).collect();
     if !sections.is_empty() {
         return format!(

@@ -12,6 +12,7 @@ mod denial_body;
 mod descriptor_ref;
 mod diagnostics;
 mod dialect;
+mod displayed_limit;
 mod domain_draft;
 mod file;
 #[cfg(feature = "watch")]
@@ -53,6 +54,7 @@ pub use contents::{Contents, Documents, ReadDocuments, RuleInput, Unknown};
 pub use denial_body::{DenialBody, DenialTemplate, DenialValues, Variable};
 pub use descriptor_ref::DescriptorRef;
 pub use diagnostics::{Location, Problem, Problems, ResourceLocation, RuleOrigin};
+pub use displayed_limit::DisplayedLimit;
 pub use group::{GroupedKey, NetworkGroup};
 pub use keyed_rules::{EntryMatch, KeyedDomain, KeyedRules, Match, MatchPosition, OpenMatch};
 pub use keys::nearest;
@@ -61,10 +63,10 @@ pub use limit::{KeyValue, algorithm_keys};
 pub use loader::RuleLoader;
 pub use network::{Network, NetworkError, address};
 pub use overlay::Overlay;
-pub use own::{OwnBounds, OwnNumbers};
+pub use own::{OwnBounds, OwnNumbers, StoredLimit, StoredTerms};
 pub use prefix_tree::{MatchKind, composite};
 pub use quotas::Quota;
-pub use rule::{Allowance, DisplayedLimit, ForwardPolicy, OnDenied, OnOwnerUnavailable, Rule, RuleOptions};
+pub use rule::{Allowance, ForwardPolicy, OnDenied, OnOwnerUnavailable, Rule, RuleOptions};
 pub use rule_set::{DESCRIPTORS_MAX, Domain, Rules, Trial, TrialNumbers};
 pub use schema::json_schema;
 #[cfg(feature = "watch")]

@@ -1,11 +1,16 @@
 //! Limits of their own: the numbers that a key may have in place of those of its rule.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, hash::Hasher, sync::Arc};
 
+use jiff::Timestamp as Instant;
+use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
-use tollgate_counter::algorithm::OwnTerms;
+use tollgate_counter::{
+    algorithm::{Limit, OwnTerms},
+    time::Timestamp,
+};
 
-use crate::Unit;
+use crate::{DisplayedLimit, Unit};
 
 /// The number that stands for each number of an unlimited key. Its counter counts, and refuses nothing.
 const UNLIMITED_NUMBER: u64 = u32::MAX as u64;
@@ -39,10 +44,58 @@ pub struct OwnNumbers {
     pub unlimited: bool,
 }
 
-/// Makes the terms of a rule with these numbers, and this unit, in place of its own. An error says why it cannot have
-/// them.
-pub(crate) type CompileOwn =
-    dyn Fn(&[(&'static str, u64)], Option<Unit>) -> Result<OwnTerms, String> + Send + Sync;
+/// The limit of one key as a store names it, in JSON. What is absent is that of the rule.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredNumbers {
+    requests_per_unit: Option<u64>,
+    burst: Option<u64>,
+    refill_amount: Option<u64>,
+    max_in_flight: Option<u64>,
+    overdraft_limit: Option<u64>,
+    #[serde(default)]
+    unlimited: bool,
+    /// As in a rule file.
+    window: Option<String>,
+    /// As in RFC 3339.
+    expires_at: Option<String>,
+}
+
+/// The limit of one key as a store names it, with the numbers of the rule where the store names none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredLimit {
+    /// What decides.
+    pub terms: StoredTerms,
+    /// The instant from which the rule decides.
+    pub expires_at: Option<Timestamp>,
+}
+
+/// What decides on a key for which a store names a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTerms {
+    /// The limit. Its window may be another than that of the rule.
+    pub limit: Limit,
+    /// The limit as displayed in responses; [`OwnTerms::UNLIMITED`] requests if it refuses nothing.
+    pub displayed_limit: DisplayedLimit,
+}
+
+/// What replaces numbers of a rule.
+#[derive(Clone, Copy)]
+pub(crate) struct ChangedNumbers<'n> {
+    pub(crate) numbers: &'n [(&'static str, u64)],
+    pub(crate) period: Option<ChangedPeriod<'n>>,
+}
+
+/// What replaces the period of a rule.
+#[derive(Clone, Copy)]
+pub(crate) enum ChangedPeriod<'n> {
+    Unit(Unit),
+    /// As in a rule file.
+    Window(&'n str),
+}
+
+/// Makes the terms of a rule with other numbers. An error says why it cannot have them.
+pub(crate) type CompileOwn = dyn Fn(ChangedNumbers<'_>) -> Result<StoredTerms, String> + Send + Sync;
 
 /// What keys of a rule may have of their own.
 #[derive(Clone)]
@@ -53,22 +106,27 @@ pub struct OwnBounds {
     given: Vec<&'static str>,
     // The nanoseconds of the period of the rule, if a key may have another one.
     free_period: Option<u64>,
+    is_from_source: bool,
+    // Of all that the limits of keys are made of besides their own numbers.
+    fingerprint: u16,
     compile: Arc<CompileOwn>,
 }
 
 /// The bounds alone: the rest is in the limit of the rule.
 impl PartialEq for OwnBounds {
     fn eq(&self, other: &Self) -> bool {
-        (&self.bounds, self.unlimited) == (&other.bounds, other.unlimited)
+        (&self.bounds, self.unlimited, self.is_from_source)
+            == (&other.bounds, other.unlimited, other.is_from_source)
     }
 }
 
 /// As in a rule file.
 impl fmt::Display for OwnBounds {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let from = self.is_from_source.then(|| "from: source".to_owned()).into_iter();
         let bounds = self.bounds.iter().map(|(name, max)| format!("{name}: {{max: {max}}}"));
         let unlimited = self.unlimited.then(|| "unlimited: true".to_owned());
-        write!(formatter, "{{{}}}", bounds.chain(unlimited).collect::<Vec<_>>().join(", "))
+        write!(formatter, "{{{}}}", from.chain(bounds).chain(unlimited).collect::<Vec<_>>().join(", "))
     }
 }
 
@@ -94,7 +152,26 @@ impl OwnBounds {
         free_period: Option<u64>,
         compile: Arc<CompileOwn>,
     ) -> Self {
-        Self { bounds, unlimited, given, free_period, compile }
+        Self { bounds, unlimited, given, free_period, is_from_source: false, fingerprint: 0, compile }
+    }
+
+    /// The bounds of a rule with this limit whose keys look up their limits.
+    pub(crate) fn with_source(self, limit: &Limit) -> Self {
+        let mut hasher = FxHasher::default();
+        hasher.write(format!("{limit:?} {self}").as_bytes());
+        Self { is_from_source: true, fingerprint: (hasher.finish() >> 48) as u16, ..self }
+    }
+
+    /// Another number for other bounds, or for another limit of the rule, but for one in 65,536.
+    #[inline]
+    pub fn fingerprint(&self) -> u16 {
+        self.fingerprint
+    }
+
+    /// Whether keys look up their limits in a store.
+    #[inline]
+    pub fn is_from_source(&self) -> bool {
+        self.is_from_source
     }
 
     /// The largest number of each.
@@ -122,20 +199,77 @@ impl OwnBounds {
         }
     }
 
-    /// What decides on a key with these numbers.
+    /// What decides on a key with these numbers, whose counter has the window of the rule unless another is named.
     ///
     /// # Errors
     ///
     /// Why the key cannot have them.
-    pub fn terms(&self, numbers: &OwnNumbers) -> Result<OwnTerms, String> {
-        if numbers.unlimited {
-            return self.unlimited_terms(numbers);
+    pub fn terms(&self, numbers: &OwnNumbers, window: Option<&str>) -> Result<OwnTerms, String> {
+        if numbers.unlimited && !self.unlimited {
+            return Err("the `own` of the rule does not allow `unlimited`".to_owned());
         }
-        if numbers.given().next().is_none() {
+        if !numbers.unlimited && numbers.given().next().is_none() {
             return Err("no number is given; to remove the limit of its own, clear it".to_owned());
         }
-        if let Some(why) = self.unit_problem(numbers) {
+        if let Some(why) = self.unit_problem(numbers).filter(|_| !numbers.unlimited) {
             return Err(why.to_owned());
+        }
+        self.require_bounds(numbers)?;
+        let StoredTerms { limit, displayed_limit } = self.compiled(numbers, window)?;
+        let requests_per_unit = match displayed_limit.requests_per_unit {
+            OwnTerms::UNLIMITED => OwnTerms::UNLIMITED,
+            requests => OwnTerms::displayed(requests, numbers.unit.map_or(0, Unit::code)),
+        };
+        Ok(OwnTerms { limit, requests_per_unit })
+    }
+
+    /// Reads the limit of a key as a store names it. If the rule bounds no number, it may name any that fits the rule.
+    ///
+    /// # Errors
+    ///
+    /// Why it is no limit, or why the key cannot have it.
+    pub fn stored(&self, json: &[u8]) -> Result<StoredLimit, String> {
+        let stored: StoredNumbers = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+        let StoredNumbers {
+            requests_per_unit,
+            burst,
+            refill_amount,
+            max_in_flight,
+            overdraft_limit,
+            unlimited,
+            window,
+            expires_at,
+        } = stored;
+        let numbers = OwnNumbers {
+            requests_per_unit,
+            unit: None,
+            burst,
+            refill_amount,
+            max_in_flight,
+            overdraft_limit,
+            unlimited,
+        };
+        if numbers == OwnNumbers::default() && window.is_none() {
+            return Err("it names no number".to_owned());
+        }
+        let is_bounded = !self.bounds.is_empty() || self.unlimited;
+        if is_bounded && numbers.unlimited && !self.unlimited {
+            return Err("the `own` of the rule does not allow `unlimited`".to_owned());
+        }
+        if is_bounded || numbers.unlimited {
+            self.require_bounds(&numbers)?;
+        }
+        let expires_at = expires_at.map(|text| instant(&text)).transpose()?;
+        Ok(StoredLimit { terms: self.compiled(&numbers, window.as_deref())?, expires_at })
+    }
+
+    fn require_bounds(&self, numbers: &OwnNumbers) -> Result<(), String> {
+        if numbers.unlimited {
+            let unit = numbers.unit.map(|_| "unit");
+            return match numbers.given().map(|(name, _)| name).next().or(unit) {
+                Some(name) => Err(format!("`{name}` has no meaning with `unlimited`")),
+                None => Ok(()),
+            };
         }
         for (name, number) in numbers.given() {
             match self.bound(name, numbers.unit) {
@@ -146,7 +280,7 @@ impl OwnBounds {
                 Some(_) => {}
             }
         }
-        (self.compile)(&numbers.given().collect::<Vec<_>>(), numbers.unit)
+        Ok(())
     }
 
     /// The numbers within the bounds, as after a change of the rule; `None` if none of them is allowed any longer.
@@ -167,24 +301,34 @@ impl OwnBounds {
         (cut != OwnNumbers::default()).then_some(cut)
     }
 
-    fn unlimited_terms(&self, numbers: &OwnNumbers) -> Result<OwnTerms, String> {
-        if !self.unlimited {
-            return Err("the `own` of the rule does not allow `unlimited`".to_owned());
-        }
-        if let Some((name, _)) = numbers.given().next() {
-            return Err(format!("`{name}` has no meaning with `unlimited`"));
-        }
-        if numbers.unit.is_some() {
-            return Err("`unit` has no meaning with `unlimited`".to_owned());
+    /// The terms of the rule with these numbers.
+    fn compiled(&self, numbers: &OwnNumbers, window: Option<&str>) -> Result<StoredTerms, String> {
+        let unit = numbers.unit.map(ChangedPeriod::Unit);
+        let period = unit.or(window.map(ChangedPeriod::Window));
+        if !numbers.unlimited {
+            let numbers: Vec<_> = numbers.given().collect();
+            return (self.compile)(ChangedNumbers { numbers: &numbers, period });
         }
         let largest = |name: &'static str| match name {
             "max_in_flight" => (name, UNLIMITED_PLACES),
             _ => (name, UNLIMITED_NUMBER),
         };
         let given = self.given.iter().filter(|name| **name != "overdraft_limit");
-        let terms = (self.compile)(&given.map(|name| largest(name)).collect::<Vec<_>>(), None)?;
-        Ok(OwnTerms { requests_per_unit: OwnTerms::UNLIMITED, ..terms })
+        let numbers: Vec<_> = given.map(|name| largest(name)).collect();
+        let StoredTerms { limit, displayed_limit } =
+            (self.compile)(ChangedNumbers { numbers: &numbers, period })?;
+        let displayed_limit = DisplayedLimit { requests_per_unit: OwnTerms::UNLIMITED, ..displayed_limit };
+        Ok(StoredTerms { limit, displayed_limit })
     }
+}
+
+/// An instant as in RFC 3339.
+fn instant(text: &str) -> Result<Timestamp, String> {
+    let wrong =
+        || format!("`expires_at` cannot be {text:?}; it is an instant such as `2027-01-31T12:00:00Z`");
+    let instant: Instant = text.parse().map_err(|_| wrong())?;
+    // An instant before 1970 has passed.
+    Ok(Timestamp::from_nanos(u64::try_from(instant.as_nanosecond()).unwrap_or_default()))
 }
 
 impl fmt::Debug for OwnBounds {
@@ -219,7 +363,7 @@ mod tests {
     fn keys_of_own_are_the_numbers() {
         let names: Vec<_> =
             KEYS.iter().filter(|key| key.section == KeySection::Own).map(|key| key.name).collect();
-        let numbers: Vec<_> = OwnNumbers::NAMES.into_iter().chain(["unlimited"]).collect();
+        let numbers: Vec<_> = ["from"].into_iter().chain(OwnNumbers::NAMES).chain(["unlimited"]).collect();
         assert_eq!(names, numbers);
         assert!(keys::find("max", KeySection::OwnBound).is_some());
     }
@@ -237,25 +381,25 @@ mod tests {
         );
         let numbers =
             OwnNumbers { requests_per_unit: Some(500), burst: Some(2_000), ..OwnNumbers::default() };
-        let terms = own.terms(&numbers).unwrap();
+        let terms = own.terms(&numbers, None).unwrap();
         assert_eq!(
             terms,
             OwnTerms { limit: rule("requests_per_unit: 500, burst: 2000"), requests_per_unit: 500 }
         );
         let numbers = OwnNumbers { burst: Some(7), ..OwnNumbers::default() };
-        assert_eq!(own.terms(&numbers).unwrap().limit, rule("requests_per_unit: 100, burst: 7"));
+        assert_eq!(own.terms(&numbers, None).unwrap().limit, rule("requests_per_unit: 100, burst: 7"));
         let banned = OwnNumbers { requests_per_unit: Some(0), ..OwnNumbers::default() };
-        assert_eq!(own.terms(&banned).unwrap().limit.allowance(), 0);
+        assert_eq!(own.terms(&banned, None).unwrap().limit.allowance(), 0);
         let unlimited = OwnNumbers { unlimited: true, ..OwnNumbers::default() };
-        assert!(own.terms(&unlimited).unwrap().is_unlimited());
+        assert!(own.terms(&unlimited, None).unwrap().is_unlimited());
     }
 
     #[test]
     fn numbers_beyond_the_bounds_are_refused_with_their_reason() {
         let own = bounds("{unit: minute, requests_per_unit: 100, own: {requests_per_unit: {max: 1000}}}");
-        let error = |numbers| own.terms(&numbers).unwrap_err();
+        let error = |numbers| own.terms(&numbers, None).unwrap_err();
         let number = |number| OwnNumbers { requests_per_unit: Some(number), ..OwnNumbers::default() };
-        assert!(own.terms(&number(1_000)).is_ok());
+        assert!(own.terms(&number(1_000), None).is_ok());
         assert_eq!(
             error(number(1_001)),
             "`requests_per_unit` is 1001, and the `own` of the rule allows 1000"
@@ -282,20 +426,21 @@ mod tests {
             ..OwnNumbers::default()
         };
         for (unit, max) in [(Unit::Second, 1), (Unit::Minute, 60), (Unit::Hour, 3_600)] {
-            let terms = own.terms(&in_unit(max, unit)).unwrap();
+            let terms = own.terms(&in_unit(max, unit), None).unwrap();
             let text = format!(
                 "{{algorithm: token_bucket, unit: {}, requests_per_unit: {max}, burst: 9}}",
                 unit.name()
             );
             assert_eq!(Some(&terms.limit), rules(&text).unwrap().domains[0].rules[0].limit());
             assert_eq!(OwnTerms::requests_and_unit(terms.requests_per_unit), (max, unit.code()));
-            assert!(own.terms(&in_unit(max + 1, unit)).is_err());
+            assert!(own.terms(&in_unit(max + 1, unit), None).is_err());
             assert_eq!(own.cut(&in_unit(max + 1, unit)), Some(in_unit(max, unit)));
         }
         let alone = OwnNumbers { unit: Some(Unit::Day), ..OwnNumbers::default() };
-        let with =
-            |numbers: OwnNumbers| own.terms(&OwnNumbers { unit: Some(Unit::Day), ..numbers }).unwrap_err();
-        assert!(own.terms(&alone).unwrap_err().contains("no number is given"));
+        let with = |numbers: OwnNumbers| {
+            own.terms(&OwnNumbers { unit: Some(Unit::Day), ..numbers }, None).unwrap_err()
+        };
+        assert!(own.terms(&alone, None).unwrap_err().contains("no number is given"));
         assert!(
             with(OwnNumbers { unlimited: true, ..alone.clone() }).contains("no meaning with `unlimited`")
         );
@@ -304,7 +449,7 @@ mod tests {
             let own = bounds(&format!(
                 "{{algorithm: {windows}, unit: minute, requests_per_unit: 5, own: {{requests_per_unit: {{max: 30}}}}}}"
             ));
-            assert!(own.terms(&in_unit(1, Unit::Minute)).unwrap_err().contains("that of the rule"));
+            assert!(own.terms(&in_unit(1, Unit::Minute), None).unwrap_err().contains("that of the rule"));
         }
         assert_eq!(
             Unit::ALL.iter().map(|unit| Unit::from_code(unit.code())).collect::<Vec<_>>(),
@@ -316,6 +461,8 @@ mod tests {
     fn own_that_does_not_fit_its_rule_is_a_problem() {
         for (limit, expected) in [
             ("{unit: minute, requests_per_unit: 1, own: {}}", "names no number"),
+            ("{unit: minute, requests_per_unit: 1, from: source}", "it belongs in `own`"),
+            ("{unit: minute, requests_per_unit: 1, fron: source}", "did you mean `from`?"),
             (
                 "{unit: minute, requests_per_unit: 1, own: {burst: {max: 5}}}",
                 "`burst` is no number of this limit",
@@ -333,5 +480,70 @@ mod tests {
             assert!(problem.contains(expected), "{limit}: {problem}");
             assert!(problem.contains("rules.yaml:4:"), "{problem}");
         }
+    }
+
+    const PER_MINUTE: &str =
+        "{algorithm: fixed_window, unit: minute, requests_per_unit: 100, own: {from: source}}";
+
+    #[test]
+    fn stored_limit_is_the_rule_with_what_it_names() {
+        let own = bounds(PER_MINUTE);
+        assert!(own.is_from_source());
+        let as_rule = |numbers: &str| {
+            let rules = rules(&format!("{{algorithm: fixed_window, {numbers}}}")).unwrap();
+            let rule = &rules.domains[0].rules[0];
+            StoredTerms { limit: rule.limit().unwrap().clone(), displayed_limit: rule.displayed_limit }
+        };
+        for (json, rule) in [
+            (r#"{"requests_per_unit": 7}"#, "unit: minute, requests_per_unit: 7"),
+            (r#"{"window": "1s", "requests_per_unit": 5}"#, "unit: second, requests_per_unit: 5"),
+            (r#"{"window": "90s", "requests_per_unit": 5}"#, "window: 90s, requests_per_unit: 5"),
+            (r#"{"window": "1h"}"#, "unit: hour, requests_per_unit: 100"),
+            (r#"{"requests_per_unit": 0, "unlimited": false}"#, "unit: minute, requests_per_unit: 0"),
+        ] {
+            let stored = own.stored(json.as_bytes()).unwrap();
+            assert_eq!(stored, StoredLimit { terms: as_rule(rule), expires_at: None }, "{json}");
+        }
+        let unlimited = own.stored(br#"{"unlimited": true, "expires_at": "1970-01-01T00:00:02Z"}"#).unwrap();
+        assert_eq!(unlimited.terms.displayed_limit.requests_per_unit, OwnTerms::UNLIMITED);
+        assert_eq!(unlimited.expires_at, Some(Timestamp::from_nanos(2_000_000_000)));
+    }
+
+    #[test]
+    fn stored_value_that_is_no_limit_is_refused_with_its_reason() {
+        let own = bounds(PER_MINUTE);
+        for (json, expected) in [
+            ("", "EOF"),
+            ("5", "invalid type"),
+            ("{}", "names no number"),
+            (r#"{"requests_per_unit": -1}"#, "invalid value"),
+            (r#"{"requests_per_unit": 5, "limit": 7}"#, "unknown field `limit`"),
+            (r#"{"requests_per_unit": 5, "burst": 7}"#, "`burst`"),
+            (r#"{"max_in_flight": 5}"#, "`max_in_flight`"),
+            (r#"{"window": "1", "requests_per_unit": 5}"#, "`window` cannot be"),
+            (r#"{"requests_per_unit": 5, "expires_at": "tomorrow"}"#, "`expires_at` cannot be"),
+            (r#"{"unlimited": true, "requests_per_unit": 5}"#, "no meaning with `unlimited`"),
+        ] {
+            let problem = own.stored(json.as_bytes()).unwrap_err();
+            assert!(problem.contains(expected), "{json}: {problem}");
+        }
+    }
+
+    #[test]
+    fn stored_limit_stays_within_the_bounds_of_its_rule() {
+        let own = bounds(
+            "{unit: minute, requests_per_unit: 100, own: {from: source, requests_per_unit: {max: 1000}}}",
+        );
+        let problem = |json: &str| own.stored(json.as_bytes()).unwrap_err();
+        assert!(own.stored(br#"{"requests_per_unit": 1000}"#).is_ok());
+        assert!(problem(r#"{"requests_per_unit": 1001}"#).contains("allows 1000"));
+        assert!(problem(r#"{"unlimited": true}"#).contains("does not allow `unlimited`"));
+        // A classic rule has the windows of units.
+        assert!(own.stored(br#"{"window": "1s", "requests_per_unit": 5}"#).is_ok());
+        let only_numbers = bounds("{unit: minute, requests_per_unit: 1, own: {unlimited: true}}");
+        assert!(!only_numbers.is_from_source());
+        assert!(
+            self::problem("{unit: minute, requests_per_unit: 1, own: {from: redis}}").contains("`source`")
+        );
     }
 }

@@ -9,7 +9,7 @@ use tollgate_counter::{
     named,
 };
 
-use crate::{DenialBody, GroupedKey, Location, OwnBounds, Quota, RuleStats, StatsHandle, Unit};
+use crate::{DenialBody, DisplayedLimit, GroupedKey, Location, OwnBounds, Quota, RuleStats, StatsHandle};
 
 /// The rule of a descriptor: limit and options.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,15 +136,6 @@ pub enum Allowance {
     Unlimited,
     /// Up to the limit; a limit of 0 lets nothing pass.
     Limited(Limit),
-}
-
-/// A limit as displayed in responses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DisplayedLimit {
-    /// As in the rule file; 0 if the rule is unlimited.
-    pub requests_per_unit: u64,
-    /// As in the rule file; `None` if no unit has the length of the window.
-    pub unit: Option<Unit>,
 }
 
 /// Which descriptors of a refused call are charged, of those that would have passed.

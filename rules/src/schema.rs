@@ -10,7 +10,7 @@ use tollgate_counter::algorithm::AlgorithmName;
 use crate::{
     OnOwnerUnavailable, Unit,
     denial_body::FORMATS,
-    file::{CalendarDraft, ON_DENIED},
+    file::{CalendarDraft, ON_DENIED, OwnDraft},
     keys::{
         AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, KeySection, NOT_IN_CANDIDATE, REQUIRED,
         REQUIRED_IN_PENALTY, RuleKey, Takes, amounts, periods,
@@ -108,6 +108,7 @@ fn value(takes: Takes) -> Json {
         }
         Takes::Algorithm => choice(AlgorithmName::ALL.map(AlgorithmName::name)),
         Takes::OnOwnerUnavailable => choice(OnOwnerUnavailable::ALL.map(OnOwnerUnavailable::name)),
+        Takes::LimitSource => choice(OwnDraft::FROM.map(|(name, ())| name)),
         Takes::Weekday => choice(CalendarDraft::WEEKDAYS.map(|(name, _)| name)),
         Takes::Match => choice(MATCH.map(|(name, _)| name)),
         Takes::Anything => json!({"type": ["object", "null"]}),

@@ -113,7 +113,8 @@ impl StoreConnection {
         }
     }
 
-    async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
+    /// Sends a command.
+    pub(super) async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
         match self {
             Self::Server(connection) => cmd.query_async(connection).await,
             Self::Cluster(connection) => cmd.query_async(connection).await,

@@ -36,10 +36,12 @@ mod script;
 mod settings;
 mod stats;
 mod value;
+mod values;
 
 pub use settings::{ConnectError, SharedStoreSettings, StoreMode, StoreTlsFiles, is_prefix, is_url};
 pub use settings::{PasswordError, PasswordSource, PasswordSources, Passwords};
 pub use stats::SharedStoreStats;
+pub use values::{StoredValue, StoredValues};
 
 use batch::BatchPart;
 use clocks::Clocks;

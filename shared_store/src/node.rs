@@ -37,6 +37,8 @@ use crate::failure::within;
 const UNASKED_BYTES_MAX: usize = 64 * 1024;
 /// The longest reply to a command that is no script, in bytes: the slots of a large cluster.
 const REPLY_BYTES_MAX: usize = 1024 * 1024;
+/// The longest value of another program that is read, in bytes.
+pub(super) const STORED_VALUE_BYTES_MAX: usize = 4 * 1024;
 /// The most that a script returns for a key, in bytes. A counter with all its reservations has half of it.
 const VALUE_BYTES_MAX: usize = 2 * 1024 * 1024;
 /// The most that a script returns, in bytes.
@@ -168,6 +170,8 @@ fn reply_bytes_max(cmd: &Cmd) -> usize {
             let values = VALUE_BYTES_MAX.saturating_mul(keys.unwrap_or(0));
             values.saturating_add(UNASKED_BYTES_MAX).min(SCRIPT_BYTES_MAX)
         }
+        // With the cost of lines, also of those in it.
+        Some(b"GETRANGE") => (STORED_VALUE_BYTES_MAX + 1) * (1 + LINE_COST),
         _ => REPLY_BYTES_MAX,
     }
 }

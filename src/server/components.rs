@@ -31,7 +31,9 @@ use crate::{
     },
     persistence::Persistence,
     server::{
-        Budgets, Phase, ServerStats, ServiceError, lifecycle, metrics,
+        Budgets, Phase, ServerStats, ServiceError, lifecycle,
+        limits::LimitLookups,
+        metrics,
         replica::{self, ListeningReplica},
         services::Services,
         tasks::Tasks,
@@ -58,6 +60,7 @@ pub(super) struct Components {
     pub(super) persistence: Persistence,
     pub(super) cluster: Option<Cluster>,
     shared_store: Option<SharedStore>,
+    limits: Option<LimitLookups>,
     rule_source_stats: tollgate_sources::RuleSourceStats,
     admin: AdminState,
     // The samples for the operators' page.
@@ -100,8 +103,13 @@ impl Components {
             (None, Some(store)) => Some(Remote::new(Arc::new(store.clone()))),
             (None, None) => None,
         };
+        let look_up = |settings| {
+            LimitLookups::start(settings, shared_store.as_ref(), clock.clone(), &mut tasks.background)
+        };
+        let limits = settings.limits.clone().map(look_up).transpose()?;
         let limiter = Limiter::new(active_rules.clone(), persistence.memory.clone(), clock.clone())
             .with_remote(remote)
+            .with_limits(limits.as_ref().map(|limits| limits.cache.clone()))
             .with_modes(settings.limiter)
             .with_metrics(Arc::new(limiter::LimiterMetrics::new(settings.metrics.top_keys)));
         let is_alone = settings.rlqs.enabled && cluster.is_none();
@@ -151,6 +159,7 @@ impl Components {
             persistence,
             cluster,
             shared_store,
+            limits,
             rule_source_stats,
             admin,
             live: Arc::default(),
@@ -181,6 +190,9 @@ impl Components {
                 stopping.await;
                 recorder.stop();
             });
+        }
+        if let Some(limits) = self.limits.clone() {
+            background.spawn(limits.run());
         }
         if let Some(quotas) = self.quotas.clone() {
             background.spawn(quotas.run());
@@ -287,6 +299,7 @@ impl Components {
             },
             cluster: self.cluster.clone(),
             shared_store: self.shared_store.clone(),
+            limits: self.limits.as_ref().map(|limits| limits.cache.clone()),
             rule_source: self.rule_source_stats.clone(),
             quotas: self.quotas.clone(),
             reference_names: self.settings.metrics.reference_names,

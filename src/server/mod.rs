@@ -28,6 +28,7 @@ mod connection;
 mod corked_io;
 mod idle;
 mod lifecycle;
+mod limits;
 mod listen;
 mod message;
 mod message_queue;
@@ -46,7 +47,8 @@ mod workers;
 
 pub use lifecycle::Phase;
 pub use metrics::{
-    cluster_metrics, replica_metrics, rlqs_metrics, rules_url_metrics, shared_store_metrics, xds_metrics,
+    cluster_metrics, limit_metrics, replica_metrics, rlqs_metrics, rules_url_metrics, shared_store_metrics,
+    xds_metrics,
 };
 pub use stats::{ListenerStats, ServerStats};
 pub use tls::CertificateFileError;

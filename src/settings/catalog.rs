@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use axum::http::HeaderName;
 use tollgate_limiter::limiter;
 use tollgate_shared_store::is_prefix;
-use tollgate_sources::{RuleLocation, RuleSourceKind, xds};
+use tollgate_sources::{RuleLocation, RuleSourceKind, url::UrlTemplate, xds};
 use tollgate_store::OnFull;
 use tollgate_telemetry::logs::{self, Denials, LogFormat};
 
@@ -15,10 +15,10 @@ use crate::{
         listeners::{CertificateName, ListenAddress},
         memory::MemoryShare,
         value_type::{
-            COUNT_MAX, Parser, ProgramPart, RedisMode, Setting, StoreKind, URL, advertised_address, boolean,
-            bytes, certificate_names, connections, count, file_mode, host_names, host_ports, integer, one_of,
-            or_auto, or_off, pairs, path, read, redis_urls, size, socket_address, text, time, time_between,
-            word,
+            COUNT_MAX, LimitStoreKind, Parser, ProgramPart, RedisMode, Setting, StoreKind, URL,
+            advertised_address, boolean, bytes, certificate_names, connections, count, file_mode, host_names,
+            host_ports, integer, one_of, or_auto, or_off, pairs, path, read, redis_urls, size,
+            socket_address, text, time, time_between, word,
         },
     },
 };
@@ -44,6 +44,9 @@ pub(super) const REDIS_CONNECTIONS_MAX: u64 = 64;
 impl ProgramPart {
     const RULES_URL: Self = Self::Rules(RuleSourceKind::Url);
     const RULES_XDS: Self = Self::Rules(RuleSourceKind::Xds);
+    const LIMITS: Self = Self::Limits(None);
+    const LIMITS_REDIS: Self = Self::Limits(Some(LimitStoreKind::Redis));
+    const LIMITS_URL: Self = Self::Limits(Some(LimitStoreKind::Url));
 }
 
 settings! {
@@ -294,10 +297,36 @@ settings! {
             "Connections to each server.";
         timeout: Duration = time_between(REDIS_TIMEOUT_MIN, REDIS_TIMEOUT_MAX) => "500ms"
             "Maximum time to wait for the servers; at most half of the caller's timeout is used.";
+    }
+    "store.redis." RedisCounters "Counters in Redis or Valkey" struct redis_counters: RedisCounters {
         prefix: String = text("TEXT", REDIS_PREFIX, is_prefix) => "tollgate:"
             "First part of every key. Replicas with the same prefix share their counters.";
         unready_without_store: bool = boolean() => "false"
             "Whether the replica is not ready while the servers cannot be used. Otherwise it decides as on_owner_unavailable of each rule says.";
+    }
+    "limits." Always "Limits of keys from a store" struct limits: Limits {
+        source: Option<LimitStoreKind> = one_of(&[("none", None), ("redis", Some(LimitStoreKind::Redis)), ("url", Some(LimitStoreKind::Url))]) => "none"
+            "Store that names limits of keys, for rules with own: {from: source}: redis for the servers of store.redis, or url.";
+    }
+    "limits." LIMITS_URL "Limits of keys from a store" struct limit_url: LimitUrl {
+        url: Option<UrlTemplate> = or_off(read(URL, UrlTemplate::EXPECTED)) => "off"
+            "URL of the limit of a key. The settings of rules.url apply too, but interval and copy.";
+    }
+    "limits." LIMITS "Limits of keys from a store" struct limit_calls: LimitCalls {
+        wait: Duration = time_between(Duration::ZERO, secs(1)) => "5ms"
+            "Maximum time to wait for the limit of a key that is not cached; then its rule decides.";
+    }
+    "limits.redis." LIMITS_REDIS "Limits of keys from a store" struct limit_redis: LimitRedis {
+        prefix: String = text("TEXT", REDIS_PREFIX, is_prefix) => "limits:"
+            "First part of the key of each limit.";
+    }
+    "limits.cache." LIMITS "Limits of keys from a store" struct limit_cache: LimitCacheSize {
+        entries: usize = count(100_000_000) => "1000000"
+            "Size of the cache in entries of 120 bytes. A key without a limit takes 72 bytes, another one about 180.";
+        ttl: Duration = time_between(millis(100), secs(24 * 60 * 60)) => "30s"
+            "Time after which a limit is read again when it is used.";
+        absent_ttl: Duration = time_between(millis(100), secs(24 * 60 * 60)) => "30s"
+            "Time after which a key without a limit is looked up again.";
     }
     "store." Memory "Counters" struct counters: Counters {
         on_full: OnFull = one_of(&[("deny", OnFull::Deny), ("allow", OnFull::Allow)]) => "deny"

@@ -1,5 +1,7 @@
 //! The values of all settings become the settings of the components, if they agree with each other.
 
+use tollgate_sources::RuleSourceKind;
+
 use crate::{
     api::admin::{EffectiveSetting, SettingOrigin},
     persistence,
@@ -7,7 +9,7 @@ use crate::{
         Admin, Drain, ListenerTlsFiles, Settings, TlsSettings,
         catalog::{CATALOG, Counters, SettingsDraft, TlsFiles},
         conflicts::Conflicts,
-        value_type::{OFF, ProgramPart, Setting, StoreKind},
+        value_type::{LimitStoreKind, OFF, ProgramPart, Setting, StoreKind},
     },
 };
 
@@ -19,6 +21,9 @@ impl SettingsDraft {
         let unused = each.filter_map(|(setting, given)| self.unused(setting, given, redis));
         let mut conflicts = Conflicts(unused.collect());
         let rules = self.rule_source(&mut conflicts);
+        let limits = self.limit_settings(&mut conflicts);
+        let shared_store = (self.store.kind == StoreKind::Redis)
+            .then(|| self.redis_settings("store.kind redis", &mut conflicts));
         let Self {
             grpc,
             http,
@@ -46,8 +51,8 @@ impl SettingsDraft {
                 http: self.http_tls.read("http.tls_", &mut conflicts),
                 poll_interval,
             },
-            shared_store: is_redis
-                .then(|| self.redis.read((memory_limit, on_full), poll_interval, &mut conflicts)),
+            limits,
+            shared_store,
             cluster: if is_redis {
                 None
             } else {
@@ -80,11 +85,26 @@ impl SettingsDraft {
     fn unused(&self, setting: &Setting, given: &EffectiveSetting, redis: &str) -> Option<String> {
         let is_redis = self.store.kind == StoreKind::Redis;
         let is_alone = self.links.listen.is_none() && given.value != setting.default;
+        let has_limits = |kind| self.limits.source == Some(kind);
         let in_redis;
         let why = match setting.part {
             ProgramPart::Always => None,
+            // Limits at a URL are read by the same client.
+            ProgramPart::Rules(RuleSourceKind::Url) if has_limits(LimitStoreKind::Url) => None,
             ProgramPart::Rules(kind) => self.rules.unread(kind),
-            ProgramPart::Redis => (!is_redis).then_some("needs store.kind redis, which is not set"),
+            ProgramPart::Limits(None) => {
+                self.limits.source.is_none().then_some("needs limits.source, which is not set")
+            }
+            ProgramPart::Limits(Some(LimitStoreKind::Redis)) => {
+                (!has_limits(LimitStoreKind::Redis)).then_some("needs limits.source redis, which is not set")
+            }
+            ProgramPart::Limits(Some(LimitStoreKind::Url)) => {
+                (!has_limits(LimitStoreKind::Url)).then_some("needs limits.source url, which is not set")
+            }
+            ProgramPart::Redis if has_limits(LimitStoreKind::Redis) => None,
+            ProgramPart::Redis | ProgramPart::RedisCounters => {
+                (!is_redis).then_some("needs store.kind redis, which is not set")
+            }
             ProgramPart::Memory | ProgramPart::Cluster if is_redis => {
                 in_redis = format!("does not go with {redis}: the counters are not in this process");
                 Some(&*in_redis)

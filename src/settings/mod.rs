@@ -10,6 +10,7 @@ mod conflicts;
 mod draft;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod limits;
 mod listeners;
 mod memory;
 mod otel;
@@ -21,6 +22,7 @@ mod sources;
 mod value_type;
 
 pub use catalog::{Admin, CATALOG, Drain, Grpc, Http, Memory, Metrics};
+pub use limits::{LimitSettings, LimitStoreSettings};
 pub use listeners::{CertificateName, ListenAddress, ListenerTlsFiles, TlsSettings};
 pub use reference::{Backend, BackendChoice};
 pub use schema::json_schema;
@@ -50,6 +52,8 @@ pub struct Settings {
     pub cluster: Option<tollgate_cluster::ClusterSettings>,
     /// The store that replicas share, if there is one.
     pub shared_store: Option<tollgate_shared_store::SharedStoreSettings>,
+    /// The limits of keys that a store names, if any.
+    pub limits: Option<LimitSettings>,
     /// The modes of the limiter.
     pub limiter: limiter::Modes,
     /// The API.

@@ -46,7 +46,7 @@ impl SettingsDraft {
                 }
                 match path {
                     Some(RuleLocation::Url(address)) => tollgate_sources::SourceSettings::Url(Box::new(
-                        self.url.clone().read(address, conflicts),
+                        self.url.clone().read("rules.path", address, conflicts),
                     )),
                     Some(RuleLocation::Path(path)) => tollgate_sources::SourceSettings::Files(file(path)),
                     None => tollgate_sources::SourceSettings::Files(file(PathBuf::new())),
@@ -62,15 +62,15 @@ impl SettingsDraft {
 }
 
 impl RulesUrl {
-    fn read(self, address: Address, conflicts: &mut Conflicts) -> url::UrlSettings {
+    /// How the address is asked for that the setting `name` has.
+    pub(super) fn read(self, name: &str, address: Address, conflicts: &mut Conflicts) -> url::UrlSettings {
         if !address.is_tls() && !address.is_loopback() && !self.plaintext {
             conflicts.add(format!(
-                "rules.path: {address} needs https://, a loopback address, or rules.url.plaintext true: anyone on the way can change the rules"
+                "{name}: {address} needs https://, a loopback address, or rules.url.plaintext true: anyone on the way can change the rules"
             ));
         }
         let files = ClientTlsFiles { ca: self.ca, client: None, server_name: self.server_name };
-        let tls =
-            tls_files("rules.url.", files, self.cert, self.key, "rules.path", address.is_tls(), conflicts);
+        let tls = tls_files("rules.url.", files, self.cert, self.key, name, address.is_tls(), conflicts);
         url::UrlSettings {
             address,
             interval: self.interval,

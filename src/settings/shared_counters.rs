@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use tollgate_cluster::{ClusterSettings, Files, Trust, TrustError, Tuning, link};
 use tollgate_shared_store::{PasswordSource, PasswordSources, SharedStoreSettings, StoreTlsFiles};
-use tollgate_store::OnFull;
 
 use crate::settings::{
-    catalog::{Links, Redis},
+    catalog::{Links, Redis, RedisCounters, SettingsDraft},
     conflicts::Conflicts,
     value_type::RedisMode,
 };
@@ -36,41 +35,42 @@ impl Links {
     }
 }
 
-impl Redis {
-    pub(super) fn read(
-        self,
-        (memory_limit, on_full): (u64, OnFull),
-        poll_interval: Duration,
-        conflicts: &mut Conflicts,
-    ) -> SharedStoreSettings {
-        self.check(conflicts);
+impl SettingsDraft {
+    /// The servers of Redis, which `user` needs: a setting with its value.
+    pub(super) fn redis_settings(&self, user: &str, conflicts: &mut Conflicts) -> SharedStoreSettings {
+        let redis = self.redis.clone();
+        redis.check(user, conflicts);
         let [server, sentinel] =
-            [self.password_file, self.sentinel_password_file].map(|path| path.map(PasswordSource::File));
+            [redis.password_file, redis.sentinel_password_file].map(|path| path.map(PasswordSource::File));
+        let poll_interval = self.certificates.poll_interval;
+        let RedisCounters { prefix, unready_without_store } = self.redis_counters.clone();
         SharedStoreSettings {
-            urls: self.urls,
-            mode: match self.mode {
+            urls: redis.urls,
+            mode: match redis.mode {
                 RedisMode::Standalone => tollgate_shared_store::StoreMode::Standalone,
                 RedisMode::Sentinel => {
-                    tollgate_shared_store::StoreMode::Sentinel { service: self.sentinel_service }
+                    tollgate_shared_store::StoreMode::Sentinel { service: redis.sentinel_service }
                 }
                 RedisMode::Cluster => tollgate_shared_store::StoreMode::Cluster,
             },
-            username: self.username,
-            sentinel_username: self.sentinel_username,
-            tls: StoreTlsFiles { ca: self.ca, client: self.cert.zip(self.key) },
+            username: redis.username,
+            sentinel_username: redis.sentinel_username,
+            tls: StoreTlsFiles { ca: redis.ca, client: redis.cert.zip(redis.key) },
             passwords: PasswordSources { server, sentinel, poll_interval },
-            unready_without_store: self.unready_without_store,
-            connections: self.connections,
-            timeout: self.timeout,
-            prefix: self.prefix,
-            memory_limit,
-            on_full,
+            unready_without_store,
+            connections: redis.connections,
+            timeout: redis.timeout,
+            prefix,
+            memory_limit: self.store.memory_limit,
+            on_full: self.counters.on_full,
         }
     }
+}
 
-    fn check(&self, conflicts: &mut Conflicts) {
+impl Redis {
+    fn check(&self, user: &str, conflicts: &mut Conflicts) {
         if self.urls.is_empty() {
-            conflicts.add("store.kind redis needs store.redis.urls, which is not set");
+            conflicts.add(format!("{user} needs store.redis.urls, which is not set"));
         }
         let [cert, key] = [("cert", self.cert.is_some()), ("key", self.key.is_some())];
         conflicts.require("store.redis.", &[(cert, key), (key, cert)]);

@@ -50,8 +50,12 @@ pub(super) enum ProgramPart {
     Always,
     /// A source of rules.
     Rules(RuleSourceKind),
-    /// Counters in Redis.
+    /// Limits of keys from a store of this kind; from any without one.
+    Limits(Option<LimitStoreKind>),
+    /// Connections to Redis.
     Redis,
+    /// Counters in Redis.
+    RedisCounters,
     /// Counters in memory.
     Memory,
     /// The cluster.
@@ -106,6 +110,15 @@ pub enum StoreKind {
     Memory,
     /// Servers that replicas share.
     Redis,
+}
+
+/// The store that names limits of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitStoreKind {
+    /// Servers of Redis or Valkey.
+    Redis,
+    /// A URL.
+    Url,
 }
 
 /// The kind of the Redis servers.

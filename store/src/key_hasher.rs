@@ -10,7 +10,10 @@ use tollgate_counter::{descriptor::Key, packed_counter::PackedCounter};
 use crate::side_data::SideData;
 
 /// A map by key.
-pub(super) type ByKey<T> = HashMap<Key, T, BuildHasherDefault<KeyHasher>>;
+pub(super) type ByKey<T> = HashMap<Key, T, KeyHash>;
+
+/// Makes hashers of keys.
+pub type KeyHash = BuildHasherDefault<KeyHasher>;
 
 /// An identity hasher: keys are hashes already.
 #[derive(Debug, Default)]

@@ -27,6 +27,7 @@ pub use check::{Check, CheckRole, OnFull, OnRefusal, Refusal, refuses};
 pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision};
 pub use held_counter::{Exhausted, HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
+pub use key_hasher::{KeyHash, KeyHasher};
 pub use lead::Lead;
 pub use memory::{
     Admin, CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement,

@@ -8,7 +8,8 @@ use std::{
 
 use tollgate::{
     server::{
-        cluster_metrics, replica_metrics, rlqs_metrics, rules_url_metrics, shared_store_metrics, xds_metrics,
+        cluster_metrics, limit_metrics, replica_metrics, rlqs_metrics, rules_url_metrics,
+        shared_store_metrics, xds_metrics,
     },
     settings::{CATALOG, Setting},
 };
@@ -230,6 +231,7 @@ fn pages_name_only_metrics_that_exist() {
     let known: BTreeSet<_> = replica_metrics()
         .chain(cluster_metrics())
         .chain(shared_store_metrics())
+        .chain(limit_metrics())
         .chain(rules_url_metrics())
         .chain(xds_metrics())
         .chain(rlqs_metrics())

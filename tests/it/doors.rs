@@ -38,14 +38,15 @@ const DOORS: [(&str, &str); 13] = [
           Location Match MatchKind MatchPosition NODES_MAX Network NetworkError NetworkGroup NodeTrace OnDenied \
           OnOwnerUnavailable OpenMatch Overlay OverlayFile OverlayReceiver OwnBounds OwnNumbers Problem Problems Quota \
           ReadDocuments ResourceLocation Rule RuleEvent RuleInput RuleLoader RuleOptions RuleOrigin \
-          RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle Trial TrialNumbers Unit Unknown \
+          RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle StoredLimit StoredTerms Trial TrialNumbers Unit Unknown \
           Variable Watcher address algorithm_keys compile composite file_watch fuzz json_schema load \
           load_trial nearest rule_text set_idle_priority yaml",
     ),
     (
         "shared_store",
         "ConnectError PasswordError PasswordSource PasswordSources Passwords SharedStore \
-          SharedStoreSettings SharedStoreState SharedStoreStats StoreMode StoreTlsFiles is_prefix is_url",
+          SharedStoreSettings SharedStoreState SharedStoreStats StoreMode \
+          StoreTlsFiles StoredValue StoredValues is_prefix is_url",
     ),
     (
         "sources",
@@ -56,7 +57,7 @@ const DOORS: [(&str, &str); 13] = [
         "Admin BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterOperation CounterState \
           CounterView Decisions DryRun EncodedSlot Epoch Exhausted Expired Grants \
           HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
-          HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds IdMemory Lead Leases \
+          HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds IdMemory KeyHash KeyHasher Lead Leases \
           LimitPart Memory MemoryReservation NotLocal OnExpiry OnFull OnRefusal OpenHold OpenHolds \
           OWN_RECORD_MAX OperationOutcome OperationProperties OwnLimitChange OwnLimitOutcome OwnLimitPosition \
           OwnLimitRefusal OwnLimitState OwnTerms Refusal RemoteDecisions Replacement Reserve ReserveError Reserved \

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fs, time::Duration};
 
 use serde_json::json;
 use tollgate::server::{
-    Server, ServiceError, cluster_metrics, replica_metrics, rlqs_metrics, rules_url_metrics,
+    Server, ServiceError, cluster_metrics, limit_metrics, replica_metrics, rlqs_metrics, rules_url_metrics,
     shared_store_metrics, xds_metrics,
 };
 use tollgate_counter::time::Clock;
@@ -345,6 +345,7 @@ async fn metrics_of_docs_code_and_page_are_the_same() {
         replica_metrics()
             .chain(cluster_metrics())
             .chain(shared_store_metrics())
+            .chain(limit_metrics())
             .chain(rules_url_metrics())
             .chain(xds_metrics())
             .chain(rlqs_metrics())

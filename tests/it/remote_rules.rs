@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod answers;
+mod limits;
 mod server;
 
 fn rules(limit: u64) -> String {

@@ -11,6 +11,7 @@ mod doctor;
 mod harness;
 mod holds;
 mod library;
+mod limits;
 mod outages;
 #[path = "../it/program.rs"]
 #[expect(dead_code, reason = "other tests use the rest")]

@@ -100,7 +100,10 @@ fn rule(descriptor: &Value, lines: &mut Vec<String>) {
         }
         let verdict = &of["verdict"];
         let counter = &of["counter"];
-        lines.push(format!("  {what}limit {}", text(&of["limit"])));
+        let is_looked_up = |from: &&str| !["the rule", "the request", "set at run time"].contains(from);
+        let from = of["limit_from"].as_str().filter(is_looked_up);
+        let from = from.map(|from| format!(", from {}", escaped(from))).unwrap_or_default();
+        lines.push(format!("  {what}limit {}{from}", text(&of["limit"])));
         let before =
             if counter["before"]["kept"] == true { "left before" } else { "left of an unused counter" };
         lines.push(format!(
@@ -109,6 +112,9 @@ fn rule(descriptor: &Value, lines: &mut Vec<String>) {
             counter["before"]["remaining"],
             of["remaining"]
         ));
+        if let Some(stored) = of["stored_limit"].as_str() {
+            lines.push(format!("  the limit that the store names: {}", escaped(stored)));
+        }
         lines.extend(own_limit(&counter["before"]["own_limit"]));
         lines.extend(penalty(&counter["before"]["penalty"]));
         shares(&of["shares"], lines);

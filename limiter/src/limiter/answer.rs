@@ -10,7 +10,7 @@ use tollgate_counter::{
 use tollgate_rules::{Rule, Unit};
 use tollgate_store::{CheckRole, Decisions, OwnTerms, Refusal};
 
-use crate::limiter::check_set::{AppliedLimit, CheckSet, CurrentLimit, Modes};
+use crate::limiter::check_set::{AppliedLimit, CheckSet, CurrentLimit, KeyLimitOrigin, LookedUp, Modes};
 
 /// The answer to a request.
 pub type Answer<'s> = AnswerOf<SmallVec<[Status<'s>; 2]>>;
@@ -54,6 +54,8 @@ pub struct Status<'s> {
     pub degraded: bool,
     /// Whether another descriptor of the request has the same counter.
     pub shares_counter: bool,
+    /// Whether the rule has decided because the store did not name the limit of the key in time.
+    pub limit_unknown: bool,
 }
 
 impl<'s> Status<'s> {
@@ -69,6 +71,7 @@ impl<'s> Status<'s> {
         candidate_refuses: false,
         degraded: false,
         shares_counter: false,
+        limit_unknown: false,
     };
 
     /// The status of a descriptor before its decision.
@@ -78,6 +81,9 @@ impl<'s> Status<'s> {
             AppliedLimit::Nothing => (0, None),
             AppliedLimit::Unlimited(_) => (u64::MAX, None),
             AppliedLimit::Rule(matched, _) => return Self::for_rule(matched.rule),
+            AppliedLimit::LookedUp(matched, _, looked_up) => {
+                return Self::for_looked_up(matched.rule, *looked_up);
+            }
             AppliedLimit::Override(sent, _) => (0, Some(CurrentLimit::from_override(*sent))),
         };
         Self { remaining, limit, rule: applied.rule(), ..Self::WITHOUT_LIMIT }
@@ -87,6 +93,14 @@ impl<'s> Status<'s> {
     #[inline(always)]
     pub(super) fn for_rule(rule: &'s Rule) -> Self {
         Self { limit: Some(CurrentLimit::for_rule(rule)), rule: Some(rule), ..Self::WITHOUT_LIMIT }
+    }
+
+    /// The status before the decision on the limit that was looked up for a key.
+    fn for_looked_up(rule: &'s Rule, looked_up: LookedUp) -> Self {
+        let limit = CurrentLimit::displayed(rule, looked_up.displayed_limit);
+        let limit = (!looked_up.is_unlimited()).then_some(limit);
+        let limit_unknown = looked_up.origin == KeyLimitOrigin::Unknown;
+        Self { limit, rule: Some(rule), limit_unknown, ..Self::WITHOUT_LIMIT }
     }
 
     /// The status with what the limit of its own of the key displays.
@@ -105,8 +119,9 @@ impl<'s> Status<'s> {
         }
         let (requests_per_unit, unit) = OwnTerms::requests_and_unit(displayed);
         let unit = |of_rule| Unit::from_code(unit).or(of_rule);
-        let limit =
-            self.limit.map(|limit| CurrentLimit { requests_per_unit, unit: unit(limit.unit), ..limit });
+        // The store may have named none, and a limit that was set takes precedence.
+        let limit = self.limit.or(self.rule.map(CurrentLimit::for_rule));
+        let limit = limit.map(|limit| CurrentLimit { requests_per_unit, unit: unit(limit.unit), ..limit });
         Self { limit, ..self }
     }
 
@@ -251,7 +266,11 @@ impl<'s> Answer<'s> {
         for (check, (index, decision)) in set.deciding().iter().zip(&**decisions).enumerate() {
             answer.decide(*index, decision, refused);
             let status = &mut answer.statuses[*index];
-            *status = status.with_own(decisions.own(check));
+            let own = decisions.own(check);
+            *status = status.with_own(own);
+            if own.is_none() && applied[*index].looked_up().is_some_and(LookedUp::is_unlimited) {
+                status.remaining = u64::MAX;
+            }
         }
         if set.deciding().len() > 1 {
             for index in set.with_shared_counters() {

@@ -5,13 +5,13 @@ use std::borrow::Cow;
 use smallvec::{SmallVec, smallvec};
 use tollgate_counter::{
     algorithm::{Classic, Limit, Operation},
-    descriptor::Key,
+    descriptor::{Entry, Key},
 };
 use tollgate_rules::{
     Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable, Rule,
-    Unit,
+    StoredTerms, Unit,
 };
-use tollgate_store::{Check, CheckRole, Checks, OnRefusal};
+use tollgate_store::{Check, CheckRole, Checks, OnRefusal, OwnTerms};
 
 use crate::limiter::{Descriptor, Override, Request, request::Charging};
 
@@ -41,8 +41,40 @@ impl<'s> CurrentLimit<'s> {
     }
 
     pub(super) fn for_rule(rule: &'s Rule) -> Self {
-        let DisplayedLimit { requests_per_unit, unit } = rule.displayed_limit;
+        Self::displayed(rule, rule.displayed_limit)
+    }
+
+    /// The description of another limit of a rule.
+    pub(super) fn displayed(rule: &'s Rule, limit: DisplayedLimit) -> Self {
+        let DisplayedLimit { requests_per_unit, unit } = limit;
         Self { name: rule.options().name.as_deref(), requests_per_unit, unit }
+    }
+}
+
+/// Where the limit of a key comes from whose rule looks it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KeyLimitOrigin {
+    /// The store names it.
+    Store,
+    /// The store names none, so it is that of the rule.
+    Rule,
+    /// It was not known in time, so it is that of the rule.
+    Unknown,
+}
+
+/// What was looked up for a key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LookedUp {
+    /// The counter.
+    key: Key,
+    pub(super) displayed_limit: DisplayedLimit,
+    pub(super) origin: KeyLimitOrigin,
+}
+
+impl LookedUp {
+    /// Whether the store lets everything pass.
+    pub(super) fn is_unlimited(self) -> bool {
+        self.displayed_limit.requests_per_unit == OwnTerms::UNLIMITED
     }
 }
 
@@ -52,6 +84,8 @@ pub(super) enum AppliedLimit<'s> {
     Nothing,
     Unlimited(Match<'s>),
     Rule(Match<'s>, RequestLimit<'s>),
+    /// As of a rule, after its key was looked up.
+    LookedUp(Match<'s>, RequestLimit<'s>, LookedUp),
     Override(Override, RequestLimit<'s>),
 }
 
@@ -83,6 +117,7 @@ impl<'s> RequestLimit<'s> {
 }
 
 /// The checks of a request.
+#[derive(Default)]
 pub(super) struct CheckSet<'a> {
     /// The deciding checks, followed by those of candidates.
     pub(super) checks: Checks<'a>,
@@ -155,14 +190,63 @@ impl<'s> AppliedLimit<'s> {
 
     pub(super) fn matched(&self) -> Option<&Match<'s>> {
         match self {
-            Self::Unlimited(matched) | Self::Rule(matched, _) => Some(matched),
+            Self::Unlimited(matched) | Self::Rule(matched, _) | Self::LookedUp(matched, ..) => Some(matched),
             Self::Nothing | Self::Override(..) => None,
         }
     }
 
-    /// Whether the rule has a candidate, and so a second check.
-    pub(super) fn has_candidate(&self) -> bool {
-        self.rule().is_some_and(|rule| rule.options().candidate.is_some())
+    /// Whether the rule has a second check, or looks its limit up.
+    pub(super) fn needs_set(&self) -> bool {
+        let options = self.rule().and_then(|rule| rule.options.as_deref());
+        options.is_some_and(|options| {
+            options.candidate.is_some() || options.own.as_ref().is_some_and(|own| own.is_from_source())
+        })
+    }
+
+    /// What was looked up for the key.
+    pub(super) fn looked_up(&self) -> Option<LookedUp> {
+        match self {
+            Self::LookedUp(.., looked_up) => Some(*looked_up),
+            Self::Nothing | Self::Unlimited(_) | Self::Rule(..) | Self::Override(..) => None,
+        }
+    }
+
+    /// The limit that the store names for the key.
+    pub(super) fn stored_terms(&self) -> Option<StoredTerms> {
+        match self {
+            Self::LookedUp(_, limit, LookedUp { displayed_limit, origin: KeyLimitOrigin::Store, .. }) => {
+                Some(StoredTerms { limit: limit.own.clone().into_owned(), displayed_limit: *displayed_limit })
+            }
+            Self::LookedUp(..) | Self::Nothing | Self::Unlimited(_) | Self::Rule(..) | Self::Override(..) => {
+                None
+            }
+        }
+    }
+
+    /// Replaces the limit of the rule by the one that the store names for its counter of `key`.
+    pub(super) fn store(
+        &mut self,
+        key: Key,
+        terms: &StoredTerms,
+        entries: &[Entry<'_>],
+        request: &Request<'_>,
+    ) {
+        let Some(matched) = self.matched().copied() else { return };
+        let StoredTerms { limit, displayed_limit } = terms;
+        let is_of_kind = matched.rule.limit().is_some_and(|rule| rule.kind() == limit.kind());
+        // With another window it has a counter of its own.
+        let key = if is_of_kind { key } else { matched.key_of_kind(entries, limit) };
+        let looked_up = LookedUp { key, displayed_limit: *displayed_limit, origin: KeyLimitOrigin::Store };
+        let limit = Cow::Owned(limit.within(request.turn_timeout).into_owned());
+        *self = Self::LookedUp(matched, RequestLimit::new(limit, request.charging), looked_up);
+    }
+
+    /// Keeps the limit of the rule, because the store names none for its counter of `key`.
+    pub(super) fn keep(&mut self, key: Key, origin: KeyLimitOrigin) {
+        if let Self::Rule(matched, limit) = std::mem::replace(self, Self::Nothing) {
+            let displayed_limit = matched.rule.displayed_limit;
+            *self = Self::LookedUp(matched, limit, LookedUp { key, displayed_limit, origin });
+        }
     }
 
     /// The settings of the rule for a counter elsewhere.
@@ -194,6 +278,7 @@ impl<'s> AppliedLimit<'s> {
     ) -> Option<Check<'a>> {
         let (key, limit) = match self {
             Self::Rule(matched, limit) => (matched.key(descriptor.entries, &limit.own), limit),
+            Self::LookedUp(_, limit, looked_up) => (looked_up.key, limit),
             Self::Override(_, limit) => (domain.key_as_sent(descriptor.entries, &limit.own), limit),
             Self::Nothing | Self::Unlimited(_) => return None,
         };

@@ -1,13 +1,13 @@
 //! Explanations of decisions without charging them, and access to single counters, for operators.
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tollgate_counter::{
     algorithm::{Admission, Decision, Limit, Operation, Verdict},
     descriptor::{Entry, Key},
     time::Timestamp,
 };
 use tollgate_remote::{Remote, RemoteExtent};
-use tollgate_rules::{Allowance, LevelTrace, Rule};
+use tollgate_rules::{DisplayedLimit, KeyedDomain, LevelTrace, Rule, StoredTerms};
 use tollgate_store::{
     Check, Checks, CounterOperation, CounterState, Decisions, DryRun, HoldOutcome, OnRefusal,
     OperationOutcome, OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitState, OwnTerms, Refusal,
@@ -15,8 +15,9 @@ use tollgate_store::{
 };
 
 use crate::limiter::{
-    ActiveView, Answer, LimiterError, Request, Status, answer,
-    check_set::{AppliedLimit, CheckSet, drop_replaced},
+    ActiveView, Answer, Descriptor, LimiterError, Request, Status, answer,
+    check_set::{AppliedLimit, CheckSet, applied_limits, drop_replaced},
+    request::Charging,
 };
 
 /// The answer that a request would get, and the reasons.
@@ -39,6 +40,8 @@ pub struct DescriptorExplanation<'s> {
     pub rule: Option<&'s Rule>,
     /// The rules of the same request that replace this one, so that it does not apply.
     pub replaced_by: Vec<&'s Rule>,
+    /// The limit that the store names for the key, unless the rule looks nothing up or the store names none.
+    pub stored: Option<StoredTerms>,
     /// The check that decides, if any.
     pub check: Option<CheckExplanation>,
     /// The check of the candidate of the rule, if there is one.
@@ -63,8 +66,10 @@ pub struct CheckExplanation {
 pub struct CounterRef<'s> {
     /// The rule.
     pub rule: &'s Rule,
-    /// Its limit.
-    pub limit: &'s Limit,
+    /// Its limit, or the one that a store names for the key.
+    pub limit: Limit,
+    /// The limit as displayed.
+    pub displayed_limit: DisplayedLimit,
     /// The counter.
     pub key: Key,
     /// The instant of the view.
@@ -94,6 +99,14 @@ pub enum NoCounter {
     NoStore,
 }
 
+impl CounterRef<'_> {
+    /// The window that the store names, as in a rule file; `None` if it is that of the rule.
+    pub fn stored_window(&self) -> Option<String> {
+        let is_stored = self.rule.limit()?.kind() != self.limit.kind();
+        is_stored.then(|| format!("{}ms", self.limit.kind().window_nanos() / 1_000_000))
+    }
+}
+
 impl ActiveView<'_> {
     /// The answer that [`ActiveView::decide`] would give now, with reasons. Charges nothing.
     ///
@@ -113,17 +126,24 @@ impl ActiveView<'_> {
             .map(|(descriptor, found)| DescriptorExplanation {
                 levels: match found {
                     AppliedLimit::Override(..) => Vec::new(),
-                    AppliedLimit::Nothing | AppliedLimit::Unlimited(_) | AppliedLimit::Rule(..) => {
-                        domain.trace(descriptor.entries)
-                    }
+                    AppliedLimit::Nothing
+                    | AppliedLimit::Unlimited(_)
+                    | AppliedLimit::Rule(..)
+                    | AppliedLimit::LookedUp(..) => domain.trace(descriptor.entries),
                 },
                 rule: found.rule(),
                 replaced_by: replacing(found, &applied),
+                stored: None,
                 check: None,
                 candidate: None,
             })
             .collect();
         drop_replaced(&mut applied);
+        self.until_limits_are_known(domain, request).await;
+        self.limiter.limits.apply(domain, request, self.now(), &mut applied);
+        for (part, applied) in parts.iter_mut().zip(&applied) {
+            part.stored = applied.stored_terms();
+        }
 
         let set = CheckSet::new(domain, request, &applied);
         let modes = self.limiter.modes;
@@ -146,18 +166,37 @@ impl ActiveView<'_> {
         Ok(Explanation { answer, now: self.now(), parts })
     }
 
-    /// The counter of a descriptor under the active rule.
-    pub fn counter_ref(&self, domain: &str, entries: &[Entry<'_>]) -> Result<CounterRef<'_>, NoCounter> {
+    /// The counter of a descriptor under the active rule, and the limit that its store names.
+    pub async fn counter_ref(
+        &self,
+        domain: &str,
+        entries: &[Entry<'_>],
+    ) -> Result<CounterRef<'_>, NoCounter> {
         self.rules.rules().ok_or(NoCounter::NoRules)?;
-        let domain = self.rules.domain(domain).ok_or(NoCounter::NoDomain)?;
-        let matched = domain.find(entries).ok_or(NoCounter::NoRule)?;
-        match &matched.rule.allowance {
-            Allowance::Unlimited => Err(NoCounter::Unlimited),
-            Allowance::Limited(limit) => {
-                let key = matched.key(entries, limit);
-                Ok(CounterRef { rule: matched.rule, limit, key, now: self.now() })
-            }
-        }
+        let keyed = self.rules.domain(domain).ok_or(NoCounter::NoDomain)?;
+        let descriptor = Descriptor { entries, operation: Operation::Peek, limit: None };
+        let request = Request {
+            domain,
+            descriptors: smallvec![descriptor],
+            timeout: None,
+            turn_timeout: None,
+            charging: Charging::AsRules,
+        };
+        self.until_limits_are_known(keyed, &request).await;
+        let mut applied = [AppliedLimit::new(keyed, &descriptor, &request)];
+        self.limiter.limits.apply(keyed, &request, self.now(), &mut applied);
+        let [applied] = applied;
+        let rule = applied.rule().ok_or(NoCounter::NoRule)?;
+        let check = applied.check(keyed, &descriptor).ok_or(NoCounter::Unlimited)?;
+        let displayed_limit = applied.looked_up().map_or(rule.displayed_limit, |found| found.displayed_limit);
+        let (key, limit) = (check.key, check.limit.clone());
+        Ok(CounterRef { rule, limit, displayed_limit, key, now: self.now() })
+    }
+
+    /// Waits until the limits are known that the keys of a request look up, as long as a call does.
+    async fn until_limits_are_known(&self, domain: KeyedDomain<'_>, request: &Request<'_>) {
+        let mut applied = applied_limits(domain, request);
+        self.limiter.limits.apply(domain, request, self.now(), &mut applied).ended(None).await;
     }
 
     /// The state of a counter, on this replica or another.

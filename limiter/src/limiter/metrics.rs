@@ -5,7 +5,7 @@ use tollgate_counter::{
     descriptor::{self, Entry, Key},
     metrics::{MetricCounter, TopKeys},
 };
-use tollgate_rules::{DecisionStats, Domain, KeyedDomain, RuleEvent};
+use tollgate_rules::{DecisionStats, Domain, KeyedDomain, Match, RuleEvent};
 use tollgate_store::{Check, Decisions};
 
 use crate::limiter::{
@@ -29,6 +29,8 @@ pub struct LimiterMetrics {
     pub unmatched_examples: Examples,
     /// Requests that passed only because of the shadow mode of all rules.
     pub shadow_passes: MetricCounter,
+    /// Descriptors that their rule decided because the limit of their key was not known in time.
+    pub unknown_limits: MetricCounter,
     /// Outcomes of descriptors with an override.
     pub overrides: DecisionStats,
     /// The keys denied most often.
@@ -52,6 +54,7 @@ impl LimiterMetrics {
             unknown_examples: Examples::default(),
             unmatched_examples: Examples::default(),
             shadow_passes: MetricCounter::default(),
+            unknown_limits: MetricCounter::default(),
             overrides: DecisionStats::default(),
             denied: TopKeys::new(top_keys),
             quotas: TopKeys::new(top_keys),
@@ -110,9 +113,13 @@ impl LimiterMetrics {
             }
             AppliedLimit::Override(..) => self.overrides.add(outcome),
             AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, _) => {
-                if let Some(counts) = matched.rule.stats() {
-                    counts.count(matched.metric_name(descriptor.entries), outcome);
+                count_rule(matched, descriptor, outcome);
+            }
+            AppliedLimit::LookedUp(matched, ..) => {
+                if status.limit_unknown {
+                    self.unknown_limits.increase();
                 }
+                count_rule(matched, descriptor, outcome);
             }
         }
     }
@@ -180,6 +187,13 @@ pub(super) fn near_limit<R>(check: &Check<'_>, decision: &Decision<R>, charged: 
     }
     let near = most / 5 * 4 + most % 5 * 4 / 5;
     most.saturating_sub(decision.remaining).saturating_sub(near).min(charged)
+}
+
+#[inline(always)]
+fn count_rule(matched: &Match<'_>, descriptor: &Descriptor<'_>, outcome: RuleEvent) {
+    if let Some(counts) = matched.rule.stats() {
+        counts.count(matched.metric_name(descriptor.entries), outcome);
+    }
 }
 
 fn number_of(key: Key) -> u128 {

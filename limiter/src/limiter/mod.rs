@@ -5,6 +5,7 @@ use std::{slice, sync::Arc, time::Duration};
 use answer::SingleAnswer;
 use arc_swap::Guard;
 use check_set::{AppliedLimit, CheckSet, applied_limits};
+use limit_source::LimitSource;
 use metrics::CheckOutcome;
 use tollgate_counter::{
     algorithm::Decision,
@@ -21,6 +22,9 @@ mod embedded;
 mod examples;
 mod explain;
 mod hold;
+#[cfg(feature = "limits")]
+mod limit_cache;
+mod limit_source;
 mod metrics;
 mod plan;
 mod prepared;
@@ -38,6 +42,10 @@ pub(crate) use embedded::{each_entry, request};
 pub use examples::{Example, Examples};
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
 pub use hold::{HeldAnswer, HoldError, HoldRequest};
+#[cfg(feature = "limits")]
+pub use limit_cache::{
+    ENTRY_BYTES, LimitCache, LimitCacheSettings, LimitCacheStats, LimitLookup, LookupAnswer,
+};
 pub use metrics::LimiterMetrics;
 pub use plan::{AnswerOrPlan, CounterOutcomes, Plan};
 pub use prepared::PreparedDescriptor;
@@ -52,6 +60,7 @@ pub struct Limiter {
     memory: Arc<Memory>,
     clock: Clock,
     remote: Option<Remote>,
+    limits: LimitSource,
     modes: Modes,
     metrics: Arc<LimiterMetrics>,
     // Whether calls make the clock follow the wall clock. In the service a task does.
@@ -75,6 +84,7 @@ impl Limiter {
             memory,
             clock,
             remote: None,
+            limits: LimitSource::default(),
             modes: Modes::default(),
             metrics: Arc::default(),
             follows_wall: false,
@@ -84,6 +94,12 @@ impl Limiter {
     /// Sets where the counters are if they are not in the memory of this process.
     pub fn with_remote(self, remote: Option<Remote>) -> Self {
         Self { remote, ..self }
+    }
+
+    /// Sets where rules with `own: {from: source}` look up the limits of their keys.
+    #[cfg(feature = "limits")]
+    pub fn with_limits(self, cache: Option<Arc<LimitCache>>) -> Self {
+        Self { limits: LimitSource { cache }, ..self }
     }
 
     /// Sets the modes that apply to all rules.
@@ -232,7 +248,7 @@ impl ActiveView<'_> {
     ) -> Result<Option<AnswerOrPlan<SingleAnswer<'s>>>, LimiterError> {
         // `replaces` cannot apply here: there is no other descriptor.
         let applied = AppliedLimit::new(domain, descriptor, request);
-        if applied.has_candidate() {
+        if applied.needs_set() {
             return Ok(None);
         }
         let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
@@ -258,7 +274,11 @@ impl ActiveView<'_> {
         domain: KeyedDomain<'s>,
         request: &Request<'_>,
     ) -> Result<AnswerOrPlan<Answer<'s>>, LimiterError> {
-        let applied = applied_limits(domain, request);
+        let mut applied = applied_limits(domain, request);
+        let pending = self.limiter.limits.apply(domain, request, self.now(), &mut applied);
+        if !pending.is_empty() {
+            return Ok(AnswerOrPlan::Plan(self.plan_after(pending, request, None)));
+        }
         let set = CheckSet::new(domain, request, &applied);
         if self.is_tried_here(request) {
             let modes = self.limiter.modes;

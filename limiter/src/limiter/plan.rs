@@ -1,17 +1,18 @@
 //! Plans: what requests ask of counters that are elsewhere, and all that their answers need.
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{borrow::Cow, mem, sync::Arc, time::Duration};
 
 use arc_swap::Guard;
 use smallvec::SmallVec;
-use tollgate_counter::{resilience::Caller, time::ClockReading};
+use tollgate_counter::{algorithm::Decision, resilience::Caller, time::ClockReading};
 use tollgate_remote::{CounterCheck, CounterChecks, Remote, refund_operations};
 use tollgate_rules::{KeyedRules, MatchPosition};
 use tollgate_store::{Checks, Decisions, Refusal, RemoteDecisions, Reserved, Settled, UnknownId};
 
 use crate::limiter::{
     ActiveView, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError, Override, Request, answer,
-    check_set::{AppliedLimit, CheckSet, RequestLimit},
+    check_set::{AppliedLimit, CheckSet, LookedUp, RequestLimit, applied_limits},
+    limit_source::PendingLimits,
     request::{Charging, OwnedRequest},
 };
 
@@ -31,6 +32,8 @@ pub struct Plan {
     refusal: Refusal,
     // `None` for a request whose operations are decided.
     hold: Option<HoldRequest>,
+    // The limits to wait for. Until they are known, nothing is applied.
+    pending: PendingLimits,
 }
 
 /// The limit that applies to a descriptor, without its rules.
@@ -39,6 +42,7 @@ enum PlannedLimit {
     Nothing,
     Unlimited(MatchPosition),
     Rule(MatchPosition),
+    LookedUp(MatchPosition, LookedUp),
     Override(Override),
 }
 
@@ -57,7 +61,7 @@ pub struct CounterOutcomes {
 pub enum AnswerOrPlan<A> {
     /// Counters in memory have answered it.
     Answer(A),
-    /// Its counters are elsewhere.
+    /// Its counters are elsewhere, or a limit is looked up first.
     Plan(Box<Plan>),
 }
 
@@ -76,8 +80,23 @@ impl<A> AnswerOrPlan<A> {
 }
 
 impl Plan {
-    /// Asks the counters, for this caller.
-    pub async fn outcomes(&self, limiter: &Limiter, caller: &Caller) -> Result<CounterOutcomes, HoldError> {
+    /// Looks up the limits that are not known yet, and asks the counters, for this caller.
+    pub async fn outcomes(
+        &mut self,
+        limiter: &Limiter,
+        caller: &Caller,
+    ) -> Result<CounterOutcomes, HoldError> {
+        if !self.pending.is_empty() {
+            // Boxed, because it is rare.
+            let here = Box::pin(async {
+                mem::take(&mut self.pending).ended(self.request.timeout()).await;
+                *self = self.request.with(|request| limiter.view().plan_again(request, self.hold.clone()))?;
+                self.outcomes_here(limiter, caller)
+            });
+            if let Some(outcomes) = here.await? {
+                return Ok(outcomes);
+            }
+        }
         let remote = limiter.remote.as_ref().ok_or(LimiterError::Remote)?;
         let timeout = self.request.timeout();
         if let Some(hold) = &self.hold {
@@ -90,6 +109,36 @@ impl Plan {
         }
         let decided = remote.decide(&self.checks, timeout, caller, &self.refusal).await;
         Ok(CounterOutcomes::new(decided.map_err(LimiterError::from)?))
+    }
+
+    /// Asks counters in the memory of this process, if they can decide the request.
+    fn outcomes_here(
+        &self,
+        limiter: &Limiter,
+        caller: &Caller,
+    ) -> Result<Option<CounterOutcomes>, HoldError> {
+        let view = self.view(limiter);
+        if self.applied.is_empty() {
+            // The domain has no rules any more.
+            return Ok(Some(Decisions::default().into()));
+        }
+        let (checks, refusal) = (self.checks(), &self.refusal);
+        match &self.hold {
+            Some(hold) if limiter.remote.is_none() => {
+                view.hold_here(hold, &checks, refusal, caller).map(Some)
+            }
+            None if self.request.with(|request| view.is_tried_here(request)) => {
+                let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
+                match limiter.memory.apply(&checks, view.now(), refused) {
+                    Ok(decisions) => Ok(Some(decisions.into())),
+                    Err(_elsewhere) => {
+                        view.require_elsewhere()?;
+                        Ok(None)
+                    }
+                }
+            }
+            Some(_) | None => Ok(None),
+        }
     }
 
     /// Passes the view, the request and its answer to `take`, and counts the answer.
@@ -162,7 +211,32 @@ impl ActiveView<'_> {
             deciding: set.deciding,
             refusal: answer::refusal(self.limiter.modes, applied, set.deciding()),
             hold,
+            pending: PendingLimits::default(),
         })
+    }
+
+    /// The plan of a request that waits for the limits of its keys first.
+    #[cold]
+    pub(super) fn plan_after(
+        &self,
+        pending: PendingLimits,
+        request: &Request<'_>,
+        hold: Option<HoldRequest>,
+    ) -> Box<Plan> {
+        Box::new(Plan { pending, ..*self.plan(request, &[], &CheckSet::default(), hold) })
+    }
+
+    /// The plan of a request that waits no longer for the limits of its keys.
+    fn plan_again(&self, request: &Request<'_>, hold: Option<HoldRequest>) -> Result<Plan, LimiterError> {
+        self.require_rules()?;
+        let Some(domain) = self.rules.domain(request.domain) else {
+            return Ok(*self.plan(request, &[], &CheckSet::default(), hold));
+        };
+        let mut applied = applied_limits(domain, request);
+        self.limiter.limits.apply(domain, request, self.now(), &mut applied);
+        let set = CheckSet::new(domain, request, &applied);
+        let hold = hold.map(|hold| hold.for_checks(&set));
+        Ok(*self.plan(request, &applied, &set, hold))
     }
 }
 
@@ -173,7 +247,14 @@ impl PlannedLimit {
             (AppliedLimit::Override(sent, _), _) => Self::Override(*sent),
             (AppliedLimit::Unlimited(_), Some(position)) => Self::Unlimited(position),
             (AppliedLimit::Rule(..), Some(position)) => Self::Rule(position),
-            (AppliedLimit::Nothing | AppliedLimit::Unlimited(_) | AppliedLimit::Rule(..), _) => Self::Nothing,
+            (AppliedLimit::LookedUp(.., looked_up), Some(position)) => Self::LookedUp(position, *looked_up),
+            (
+                AppliedLimit::Nothing
+                | AppliedLimit::Unlimited(_)
+                | AppliedLimit::Rule(..)
+                | AppliedLimit::LookedUp(..),
+                _,
+            ) => Self::Nothing,
         }
     }
 
@@ -186,6 +267,10 @@ impl PlannedLimit {
             Self::Rule(position) => rules.match_at(position).and_then(|matched| {
                 let limit = RequestLimit::new(Cow::Borrowed(matched.rule.limit()?), Charging::AsRules);
                 Some(AppliedLimit::Rule(matched, limit))
+            }),
+            Self::LookedUp(position, looked_up) => rules.match_at(position).and_then(|matched| {
+                let limit = RequestLimit::new(Cow::Borrowed(matched.rule.limit()?), Charging::AsRules);
+                Some(AppliedLimit::LookedUp(matched, limit, looked_up))
             }),
             Self::Override(sent) => Some(AppliedLimit::from_override(sent, Charging::AsRules)),
         };

@@ -30,7 +30,11 @@ impl ActiveView<'_> {
         let Some(domain) = self.domain_of(request)? else {
             return Ok(AnswerOrPlan::Answer(HeldAnswer::without_limits(request.descriptors.len())));
         };
-        let applied = applied_limits(domain, request);
+        let mut applied = applied_limits(domain, request);
+        let pending = self.limiter.limits.apply(domain, request, self.now(), &mut applied);
+        if !pending.is_empty() {
+            return Ok(AnswerOrPlan::Plan(self.plan_after(pending, request, Some(hold))));
+        }
         let set = CheckSet::new(domain, request, &applied);
         let hold = hold.for_checks(&set);
         // A settlement is for other replicas also if its counters are here: the owner may have reported them as exhausted.
@@ -43,7 +47,7 @@ impl ActiveView<'_> {
     }
 
     /// Asks counters of which all are in the memory of this process.
-    fn hold_here(
+    pub(super) fn hold_here(
         &self,
         hold: &HoldRequest,
         checks: &Checks<'_>,

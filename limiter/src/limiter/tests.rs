@@ -114,7 +114,7 @@ fn limiter_without_counters(modes: Modes) -> Limiter {
 /// What `limiter` answers, also if another owns the counters.
 fn answered(limiter: &Limiter, request: &Request<'_>) -> String {
     let view = limiter.view();
-    let plan = match view.decide(request).unwrap() {
+    let mut plan = match view.decide(request).unwrap() {
         AnswerOrPlan::Answer(answer) => return answer_text(answer),
         AnswerOrPlan::Plan(plan) => plan,
     };

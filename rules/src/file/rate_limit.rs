@@ -1,6 +1,6 @@
 //! The value of `rate_limit` as written, each value with its location.
 
-use jiff::civil::Weekday;
+use jiff::{SignedDuration, civil::Weekday};
 use tollgate_counter::algorithm::AlgorithmName;
 
 use crate::{
@@ -62,6 +62,8 @@ pub(crate) struct OwnDraft {
     /// The largest number of each.
     pub(crate) bounds: Vec<(&'static str, Located<u64>)>,
     pub(crate) unlimited: bool,
+    /// Whether keys look up their limits.
+    pub(crate) is_from_source: bool,
 }
 
 /// A key that is present.
@@ -149,7 +151,28 @@ impl RateLimitDraft {
     /// Sets the number of a key that takes an integer.
     pub(crate) fn set(&mut self, name: &str, number: u64) {
         let mark = self.given(name).unwrap_or(self.mark);
-        let value = Some(PlainValue::Integer(Located { value: number, mark }));
+        self.set_value(name, Some(PlainValue::Integer(Located { value: number, mark })), mark);
+    }
+
+    /// Sets the window, in place of another period.
+    pub(crate) fn set_window(&mut self, window: &str) {
+        let span = window.parse::<SignedDuration>().ok().map(|window| window.as_nanos());
+        self.calendar = None;
+        self.given.retain(|given| given.key.name != "calendar");
+        // Answers name a unit where there is one.
+        match Unit::ALL.into_iter().find(|unit| Some(i128::from(unit.span().nanos())) == span) {
+            Some(unit) => self.set_unit(unit),
+            None => {
+                let mark = self.mark;
+                self.unit = None;
+                self.given.retain(|given| !["unit", "unit_multiplier"].contains(&given.key.name));
+                let value = PlainValue::Text(Located { value: window.to_owned(), mark });
+                self.set_value("window", Some(value), mark);
+            }
+        }
+    }
+
+    fn set_value(&mut self, name: &str, value: Option<PlainValue>, mark: Mark) {
         self.given.retain(|given| given.key.name != name);
         self.given.extend(keys::find(name, KeySection::RateLimit).map(|key| GivenKey { key, mark, value }));
     }
@@ -217,6 +240,7 @@ impl PlainValue {
             | Takes::Unit
             | Takes::Algorithm
             | Takes::OnOwnerUnavailable
+            | Takes::LimitSource
             | Takes::Weekday
             | Takes::Match
             | Takes::PrefixLength(_)
@@ -278,9 +302,13 @@ impl PenaltyDraft {
 }
 
 impl OwnDraft {
+    /// The values of `from` by their names in rule files.
+    pub(crate) const FROM: [(&str, ()); 1] = [("source", ())];
+
     fn read(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = MappingFields::read(node, KeySection::Own, diagnostics)?;
         let unlimited = fields.boolean("unlimited", diagnostics).is_some_and(|boolean| boolean.value);
+        let is_from_source = fields.choice("from", &Self::FROM, str::eq, diagnostics).is_some();
         let mut bounds = Vec::new();
         for name in OwnNumbers::NAMES {
             let Some(pair) = fields.pair(name) else { continue };
@@ -297,10 +325,10 @@ impl OwnDraft {
             bounds.extend(max.map(|max| (name, max)));
         }
         if fields.pairs().next().is_none() {
-            let what = "`own` names no number that a key may have, as in `requests_per_unit: {max: 1000}`";
+            let what = "`own` names no number that a key may have, as in `requests_per_unit: {max: 1000}`, and no source";
             diagnostics.add(node.mark, what);
         }
-        Some(Self { mark: fields.mark, bounds, unlimited })
+        Some(Self { mark: fields.mark, bounds, unlimited, is_from_source })
     }
 }
 

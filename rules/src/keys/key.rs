@@ -126,6 +126,8 @@ pub enum Takes {
     Algorithm,
     /// The decision for a request whose owner cannot be reached.
     OnOwnerUnavailable,
+    /// Where the limits of keys are read.
+    LimitSource,
     /// The name of a day of the week.
     Weekday,
     /// How values are compared, if not as text.
@@ -156,6 +158,7 @@ impl Takes {
             | Self::Unit
             | Self::Algorithm
             | Self::OnOwnerUnavailable
+            | Self::LimitSource
             | Self::Weekday
             | Self::Match
             | Self::DenialBody => true,

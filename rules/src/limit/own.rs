@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use tollgate_counter::algorithm::{Limit, OwnTerms};
+use tollgate_counter::algorithm::Limit;
 
 use crate::{
-    Allowance, OwnBounds, OwnNumbers, Problems, Unit,
+    Allowance, OwnBounds, OwnNumbers, Problems,
     diagnostics::{Diagnostics, RuleOrigin},
     file::{OwnDraft, RateLimitDraft},
     limit,
+    own::{ChangedNumbers, ChangedPeriod, StoredTerms},
 };
 
 /// The bounds of the numbers that keys of a rule may have, whose limit is `limit`. Problems are reported.
@@ -17,11 +18,11 @@ pub(crate) fn own_bounds(
     limit: &Limit,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<OwnBounds> {
-    let OwnDraft { mark, bounds, unlimited } = draft.own.as_ref()?;
+    let OwnDraft { mark, bounds, unlimited, is_from_source } = draft.own.as_ref()?;
     let without_own = RateLimitDraft { own: None, quotas: Vec::new(), candidate: None, ..draft.clone() };
     for (name, max) in bounds {
         let may_be_added = || {
-            let with = compile(&without_own, &[(name, 1)], None);
+            let with = compile(&without_own, ChangedNumbers { numbers: &[(name, 1)], period: None });
             *name == "burst" && with.is_ok_and(|with| with.limit.kind() == limit.kind())
         };
         if draft.given(name).is_none() && !may_be_added() {
@@ -32,9 +33,10 @@ pub(crate) fn own_bounds(
     }
     let given = OwnNumbers::NAMES.into_iter().filter(|name| draft.given(name).is_some()).collect();
     let bounds = bounds.iter().map(|(name, max)| (*name, max.value)).collect();
-    let compile = Arc::new(move |numbers: &[(&'static str, u64)], unit| compile(&without_own, numbers, unit));
+    let compile = Arc::new(move |changed: ChangedNumbers<'_>| compile(&without_own, changed));
     let own = OwnBounds::new(bounds, *unlimited, given, free_period(limit), compile.clone());
-    match compile(own.largest(), None) {
+    match compile(ChangedNumbers { numbers: own.largest(), period: None }) {
+        Ok(_) if *is_from_source => Some(own.with_source(limit)),
         Ok(_) => Some(own),
         Err(why) => {
             diagnostics.add(*mark, format!("the largest numbers of a key do not fit the rule: {why}"));
@@ -59,25 +61,21 @@ fn free_period(limit: &Limit) -> Option<u64> {
     }
 }
 
-/// The terms of a rule with these numbers, and this unit, in place of its own.
-fn compile(
-    draft: &RateLimitDraft,
-    numbers: &[(&'static str, u64)],
-    unit: Option<Unit>,
-) -> Result<OwnTerms, String> {
+/// The terms of a rule with other numbers.
+fn compile(draft: &RateLimitDraft, changed: ChangedNumbers<'_>) -> Result<StoredTerms, String> {
     let mut draft = draft.clone();
-    unit.into_iter().for_each(|unit| draft.set_unit(unit));
-    numbers.iter().for_each(|(name, number)| draft.set(name, *number));
+    match changed.period {
+        Some(ChangedPeriod::Unit(unit)) => draft.set_unit(unit),
+        Some(ChangedPeriod::Window(window)) => draft.set_window(window),
+        None => {}
+    }
+    changed.numbers.iter().for_each(|(name, number)| draft.set(name, *number));
     let mut problems = Problems::default();
     let origin = RuleOrigin::File("own".to_owned().into());
     let terms = limit::terms(&draft, &mut Diagnostics::new(origin.into(), &mut problems));
     match terms {
         Some(terms) if problems.is_empty() => match terms.allowance {
-            Allowance::Limited(limit) => {
-                let requests = terms.displayed_limit.requests_per_unit;
-                let requests_per_unit = OwnTerms::displayed(requests, unit.map_or(0, Unit::code));
-                Ok(OwnTerms { limit, requests_per_unit })
-            }
+            Allowance::Limited(limit) => Ok(StoredTerms { limit, displayed_limit: terms.displayed_limit }),
             Allowance::Unlimited => Err("the rule is unlimited".to_owned()),
         },
         _ => Err(problems.iter().next().map_or_else(String::new, |problem| problem.what.clone())),

@@ -30,6 +30,8 @@ const ETAG_BYTES_MAX: usize = 1024;
 /// A whole answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fetched {
+    /// There is no document: the server has answered 404.
+    Absent,
     /// The document is that of the `ETag`.
     Unchanged,
     /// A document.
@@ -65,6 +67,7 @@ async fn follow_redirects(
         let answer = ask(settings, clock, &address, etag).await?;
         match answer.head.status {
             StatusCode::OK => return document(answer, settings.bytes_max).await,
+            StatusCode::NOT_FOUND => return Ok(Fetched::Absent),
             StatusCode::NOT_MODIFIED if etag.is_some() => return Ok(Fetched::Unchanged),
             StatusCode::MOVED_PERMANENTLY
             | StatusCode::FOUND

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use http::StatusCode;
 use tokio::{task::spawn_blocking, time::sleep};
 use tollgate_counter::{
     metrics::MetricCounter,
@@ -38,9 +39,11 @@ mod copy;
 mod fetch;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
+mod value;
 
 pub use address::Address;
 pub use fetch::UrlSettings;
+pub use value::{UrlTemplate, UrlValue, UrlValues};
 
 /// Follows the rules at a URL, for as long as it is polled.
 pub(super) async fn follow(
@@ -273,6 +276,11 @@ impl WatchedFiles for RemoteFile {
         self.state.is_failed = fetched.is_err();
         match fetched {
             Ok(Fetched::Unchanged) => self.stats.unchanged.increase(),
+            Ok(Fetched::Absent) => {
+                self.stats.failed.increase();
+                self.state.is_failed = true;
+                return Some(self.without_answer(format!("the server answered {}", StatusCode::NOT_FOUND)));
+            }
             Ok(Fetched::Document { bytes, etag }) => {
                 let document = self.document(bytes, etag);
                 let is_other =

@@ -51,7 +51,7 @@ pub(super) async fn get(
 ) -> Result<Json<Value>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
     let view = state.limiter.view();
-    let counter = query.find(&view)?;
+    let counter = query.find(&view).await?;
     let found = view.peek(&counter).await.map_err(admin_error)?;
     Ok(Json(query.counter_json(&counter, peeked_json(&found))))
 }
@@ -63,7 +63,7 @@ pub(super) async fn reset(
 ) -> Result<Json<Value>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
     let view = state.limiter.view();
-    let counter = query.find(&view)?;
+    let counter = query.find(&view).await?;
     let replaced = view.replace(&counter, 0).await.map_err(admin_error)?;
     query.audit(&peer, &counter, &replaced, "reset a counter");
     Ok(Json(query.change_json(&counter, &replaced)))
@@ -80,7 +80,7 @@ pub(super) async fn set(
         AdminError::bad_request(format!("the body is JSON like {{\"used\": 5}}: {error}"))
     })?;
     let view = state.limiter.view();
-    let counter = query.find(&view)?;
+    let counter = query.find(&view).await?;
     let replaced = view.replace(&counter, used).await.map_err(admin_error)?;
     query.audit(&peer, &counter, &replaced, "set a counter");
     let mut body = query.change_json(&counter, &replaced);
@@ -88,7 +88,7 @@ pub(super) async fn set(
         body["note"] =
             "nothing is stored: the memory for counters is full, or the limit stores nothing".into();
     } else if counter.limit.allowance() < used {
-        body["note"] = note_beyond_limit(counter.limit).into();
+        body["note"] = note_beyond_limit(&counter.limit).into();
     }
     Ok(Json(body))
 }
@@ -112,11 +112,11 @@ fn note_beyond_limit(limit: &Limit) -> &'static str {
 }
 
 impl CounterQuery {
-    fn find<'s>(&self, view: &'s ActiveView<'_>) -> Result<CounterRef<'s>, AdminError> {
+    async fn find<'s>(&self, view: &'s ActiveView<'_>) -> Result<CounterRef<'s>, AdminError> {
         let entries =
             descriptor::parse(&self.key).map_err(|error| AdminError::bad_request(format!("key: {error}")))?;
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry::new(key, value)).collect();
-        view.counter_ref(&self.domain, &entries).map_err(admin_error)
+        view.counter_ref(&self.domain, &entries).await.map_err(admin_error)
     }
 
     fn counter_json(&self, counter: &CounterRef<'_>, peeked: Value) -> Value {
@@ -125,9 +125,9 @@ impl CounterQuery {
             "key": self.key,
             "rule": &*counter.rule.path,
             "name": counter.rule.options().name,
-            "limit": rule_text::limit(counter.limit, counter.rule.displayed_limit.unit),
+            "limit": rule_text::limit(&counter.limit, counter.displayed_limit.unit),
             "counter": format::key(counter.key),
-            "kind": rule_text::kind(counter.limit),
+            "kind": rule_text::kind(&counter.limit),
             "allowance": counter.limit.allowance(),
         });
         if let (Value::Object(all), Value::Object(peeked)) = (&mut body, peeked) {

@@ -16,8 +16,11 @@ use tollgate_limiter::limiter::{
     self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status,
 };
 use tollgate_quota::QuotaService;
-use tollgate_rules::{LevelTrace, MatchKind, NodeTrace, Rule, rule_text};
-use tollgate_store::divider::{LimitPart, SubscriberId, SubscriberState, Subscribers};
+use tollgate_rules::{LevelTrace, MatchKind, NodeTrace, Rule, StoredTerms, rule_text};
+use tollgate_store::{
+    OwnTerms,
+    divider::{LimitPart, SubscriberId, SubscriberState, Subscribers},
+};
 use tollgate_wire::{
     descriptor_text,
     proto::envoy::{
@@ -160,7 +163,14 @@ fn add_part(part: &DescriptorExplanation<'_>, status: &Status<'_>, now: Timestam
     if let Some(rule) = part.rule {
         body["rule"] = rule_json(rule, part);
     }
+    if let Some(StoredTerms { limit, displayed_limit }) = &part.stored {
+        body["stored_limit"] = match displayed_limit.requests_per_unit {
+            OwnTerms::UNLIMITED => "unlimited".into(),
+            _limited => rule_text::limit(limit, displayed_limit.unit).into(),
+        };
+    }
     if let Some(check) = &part.check {
+        body["limit_from"] = limit_from(part, check, status).into();
         let unit = status.limit.as_ref().and_then(|limit| limit.unit);
         body["limit"] = rule_text::limit(&check.limit, unit).into();
         body["counter"] = counter(check);
@@ -175,6 +185,21 @@ fn add_part(part: &DescriptorExplanation<'_>, status: &Status<'_>, now: Timestam
             "verdict": verdict(candidate, now),
             "remaining": candidate.decision.remaining,
         });
+    }
+}
+
+/// Where the limit comes from that has decided.
+fn limit_from(
+    part: &DescriptorExplanation<'_>,
+    check: &CheckExplanation,
+    status: &Status<'_>,
+) -> &'static str {
+    match part {
+        _ if check.before.own_terms().is_some() => "set at run time",
+        _ if part.rule.is_none() => "the request",
+        _ if part.stored.is_some() => "the store",
+        _ if status.limit_unknown => "the rule, because the store has not answered",
+        _ => "the rule",
     }
 }
 

@@ -31,6 +31,9 @@ pub(super) fn metadata(sent: &SentHits, request: &Request<'_>, answer: &Answer<'
         // Set on the reply in addition to its descriptors, because access logs cannot read lists.
         set(&mut fields, "degraded", Kind::BoolValue(true));
     }
+    if answer.statuses.iter().any(|status| status.limit_unknown) {
+        set(&mut fields, "limit_unknown", Kind::BoolValue(true));
+    }
     let merged = merged(answer);
     if !merged.is_empty() {
         set(&mut fields, "metadata", structure(&merged));

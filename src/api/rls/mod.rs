@@ -91,7 +91,7 @@ impl Api {
 impl PlannedRequest {
     /// The reply, once the counters have answered.
     pub(super) async fn reply(self, api: &Api, caller: &Caller) -> Result<CallReply, Error> {
-        let Self { plan, format } = self;
+        let Self { mut plan, format } = self;
         let outcomes = plan.outcomes(&api.limiter, caller).await?;
         Ok(plan.answer(&api.limiter, &outcomes, |view, request, held| {
             api.rls_reply(view, request, &held.answer, &format)

@@ -272,13 +272,14 @@ impl PartOfCheck {
 impl PlannedCheck {
     /// The response, once the counters have answered.
     pub(in crate::api) async fn reply(self, api: &Api, caller: &Caller) -> Result<Vec<u8>, Error> {
-        let outcomes = self.0.iter().filter_map(|part| match part {
+        let Self(mut parts) = self;
+        let outcomes = parts.iter_mut().filter_map(|part| match part {
             PartOfCheck::Encoded(_) => None,
             PartOfCheck::Planned(plan, _) => Some(plan.outcomes(&api.limiter, caller)),
         });
         let mut outcomes = join_all(outcomes).await.into_iter();
         let mut answers = EncodedAnswers::default();
-        for part in self.0 {
+        for part in parts {
             let (plan, requests) = match part {
                 PartOfCheck::Encoded(part) => {
                     answers.append(part);

@@ -90,7 +90,9 @@ impl Api {
         let v1::SetLimitsRequest { limits, dry_run } = decoded(message)?;
         require_bounds(&limits, self.settings.bounds())?;
         let view = self.limiter.view();
-        let checked: Vec<_> = limits.into_iter().map(|limit| check(&view, limit)).collect();
+        let checked = limits.into_iter().map(|limit| check(&view, limit).boxed());
+        let checked: Vec<_> =
+            stream::iter(checked.collect::<Vec<_>>()).buffered(ASKED_AT_ONCE).collect().await;
         let invalid = checked.iter().position(Result::is_err);
         let results = match invalid {
             Some(first) => {
@@ -217,9 +219,11 @@ async fn answered(each: Vec<BoxFuture<'_, v1::LimitResult>>) -> Vec<v1::LimitRes
 
 /// Reads the limit of its own of one counter.
 async fn read(view: &ActiveView<'_>, domain: &str, descriptor: &v1::Descriptor) -> v1::LimitResult {
-    let counter =
-        entries(descriptor).and_then(|entries| Ok(view.counter_ref(domain, &as_entries(&entries))?));
-    let counter = match counter {
+    let found = async {
+        let entries = entries(descriptor)?;
+        Ok(view.counter_ref(domain, &as_entries(&entries)).await?)
+    };
+    let counter = match found.await {
         Ok(counter) => counter,
         Err(error) => return failed(error),
     };
@@ -231,8 +235,9 @@ async fn read(view: &ActiveView<'_>, domain: &str, descriptor: &v1::Descriptor) 
 
 /// Removes the limit of its own of one counter.
 async fn clear(view: &ActiveView<'_>, domain: &str, descriptor: &v1::Descriptor) -> v1::LimitResult {
-    let checked = entries(descriptor).and_then(|entries| {
-        let counter = view.counter_ref(domain, &as_entries(&entries))?;
+    let checked = async {
+        let entries = entries(descriptor)?;
+        let counter = view.counter_ref(domain, &as_entries(&entries)).await?;
         let record = OwnLimitRecord {
             domain: domain.to_owned(),
             entries: escaped_entries(&entries),
@@ -244,8 +249,8 @@ async fn clear(view: &ActiveView<'_>, domain: &str, descriptor: &v1::Descriptor)
         let removed =
             OwnLimitChange { terms: None, expires_after: None, record: Box::default(), replaces: None };
         Ok(CheckedChange { counter, record, change: removed })
-    });
-    match checked {
+    };
+    match checked.await {
         Ok(checked) => change(view, checked).await,
         Err(error) => failed(error),
     }
@@ -288,11 +293,11 @@ fn millis(now: Timestamp) -> u64 {
     now.as_nanos() / 1_000_000
 }
 
-fn check<'s>(view: &'s ActiveView<'_>, set: v1::SetLimit) -> Result<CheckedChange<'s>, LimitError> {
+async fn check<'s>(view: &'s ActiveView<'_>, set: v1::SetLimit) -> Result<CheckedChange<'s>, LimitError> {
     let v1::SetLimit { limit, replaces_version } = set;
     let limit = limit.ok_or_else(|| LimitError::invalid("NO_LIMIT", "`limit` is missing"))?;
     let entries = entries(&limit.key.unwrap_or_default())?;
-    let counter = view.counter_ref(&limit.domain, &as_entries(&entries))?;
+    let counter = view.counter_ref(&limit.domain, &as_entries(&entries)).await?;
     let numbers = OwnNumbers {
         requests_per_unit: limit.requests_per_unit,
         unit: unit(limit.unit)?,
@@ -307,7 +312,9 @@ fn check<'s>(view: &'s ActiveView<'_>, set: v1::SetLimit) -> Result<CheckedChang
             format!("rule {} has no `own`, so its keys have no limits of their own", counter.rule.name());
         LimitError::invalid("NO_OWN_LIMITS", why)
     })?;
-    let terms = bounds.terms(&numbers).map_err(|why| LimitError::invalid("OUT_OF_BOUNDS", why))?;
+    let window = counter.stored_window();
+    let terms =
+        bounds.terms(&numbers, window.as_deref()).map_err(|why| LimitError::invalid("OUT_OF_BOUNDS", why))?;
     let expires_after = match limit.expires_after {
         None => None,
         Some(duration) => match Duration::try_from(duration) {

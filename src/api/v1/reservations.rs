@@ -192,7 +192,7 @@ impl Api {
 impl PlannedHold {
     /// The reply, once the counters have answered.
     pub(in crate::api) async fn reply(self, api: &Api, caller: &Caller) -> Result<CallReply, Error> {
-        let Self { verb, id, plan } = self;
+        let Self { verb, id, mut plan } = self;
         let outcomes = plan.outcomes(&api.limiter, caller).await?;
         Ok(plan.answer(&api.limiter, &outcomes, |view, request, held| {
             api.hold_reply(verb, &id, request, view, held)

@@ -50,12 +50,13 @@ impl Api {
         }
         let request = descriptors.limiter_request(domain, None, |_| Operation::Peek)?;
         let no_counter = |descriptor, error| OperatorError::NoCounter { descriptor, error };
-        let counters = request.descriptors().iter().enumerate().map(|(index, descriptor)| {
+        let mut counters = Vec::new();
+        for (index, descriptor) in request.descriptors().iter().enumerate() {
             let parts = unescaped(descriptor.entries).ok_or(OperatorError::NotEscaped(index))?;
             let entries: Vec<_> = parts.iter().map(|(key, value)| Entry::new(key, value)).collect();
-            view.counter_ref(domain, &entries).map_err(|error| no_counter(index, error))
-        });
-        let counters = counters.collect::<Result<Vec<_>, _>>()?;
+            let counter = view.counter_ref(domain, &entries).await;
+            counters.push(counter.map_err(|error| no_counter(index, error))?);
+        }
         let mut frame = vec![0; FRAME_PREFIX_BYTES];
         for (index, counter) in counters.iter().enumerate() {
             let replaced = view.replace(counter, 0).await.map_err(|error| no_counter(index, error))?;

@@ -1,6 +1,6 @@
 //! The metrics page.
 //!
-//! A metric is one row of [`api::METRICS`], [`replica`], [`cluster`], [`shared_store`], [`rules_url`] or [`xds`]: its name,
+//! A metric is one row of [`api::METRICS`], [`replica`], [`cluster`], [`shared_store`], [`limits`], [`rules_url`] or [`xds`]: its name,
 //! its help and its series.
 
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use axum::{
     routing::get,
 };
 use tollgate_cluster::Cluster;
+use tollgate_limiter::limiter::LimitCache;
 use tollgate_quota::QuotaService;
 use tollgate_shared_store::SharedStore;
 use tollgate_telemetry::metrics::{self, Metric, Page, Row};
@@ -23,6 +24,7 @@ use crate::api::{
 };
 
 mod cluster;
+mod limits;
 mod reference;
 mod replica;
 mod rules_url;
@@ -45,6 +47,11 @@ pub fn cluster_metrics() -> impl Iterator<Item = &'static Metric> {
 /// The metrics of a replica with a shared store, which follow the others.
 pub fn shared_store_metrics() -> impl Iterator<Item = &'static Metric> {
     shared_store::ALL.iter().map(|row| &row.metric)
+}
+
+/// The metrics of a replica that looks up limits of keys, which follow the others.
+pub fn limit_metrics() -> impl Iterator<Item = &'static Metric> {
+    limits::ALL.iter().map(|row| &row.metric)
 }
 
 /// The metrics of a replica with rules from a URL, which follow the others.
@@ -73,6 +80,7 @@ pub(super) struct PageState {
     pub(super) sources: MetricsSources,
     pub(super) cluster: Option<Cluster>,
     pub(super) shared_store: Option<SharedStore>,
+    pub(super) limits: Option<Arc<LimitCache>>,
     pub(super) rule_source: tollgate_sources::RuleSourceStats,
     pub(super) quotas: Option<Arc<QuotaService>>,
     pub(super) reference_names: bool,
@@ -108,6 +116,7 @@ impl PageState {
         let xds = self.rule_source.xds.map(|stats| xds::XdsValues::new(stats, &self.sources.active_rules));
         let shared = self.shared_store.map(|store| store.stats());
         let api = self.sources.api.clone();
+        let limiter = self.sources.limiter.clone();
         let mut page = Page::default();
         let reading = replica::ReplicaValues::new(self.sources, shared.as_ref());
         wanted.add(&mut page, replica::ALL, &reading);
@@ -122,6 +131,9 @@ impl PageState {
         }
         if let Some(stats) = &shared {
             wanted.add(&mut page, shared_store::ALL, stats);
+        }
+        if let Some(cache) = self.limits {
+            wanted.add(&mut page, limits::ALL, &limits::LimitValues { cache, limiter });
         }
         if let Some(stats) = &self.rule_source.url {
             wanted.add(&mut page, rules_url::ALL, stats);
@@ -177,6 +189,7 @@ mod tests {
             sources,
             cluster: None,
             shared_store: None,
+            limits: None,
             rule_source: tollgate_sources::RuleSourceStats::default(),
             quotas: None,
             reference_names: false,

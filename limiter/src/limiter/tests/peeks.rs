@@ -56,7 +56,7 @@ const LOOKS: &[Look] = &[
     }),
     ("look of an operator", |limiter, key| {
         let (view, entries) = (limiter.view(), [Entry::new(key, "ann")]);
-        let counter = view.counter_ref(DOMAIN, &entries).unwrap();
+        let counter = at_once(view.counter_ref(DOMAIN, &entries)).unwrap();
         assert!(at_once(view.peek(&counter)).is_ok());
     }),
     ("statistics", |limiter, _| assert!(limiter.memory.stats().live > 0)),

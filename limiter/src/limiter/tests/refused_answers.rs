@@ -101,7 +101,7 @@ fn send(view: &ActiveView<'_>, door: Door, each: impl Iterator<Item = (usize, Op
     };
     match decided {
         AnswerOrPlan::Answer(held) => Said::new(view, &request, &held.answer),
-        AnswerOrPlan::Plan(plan) => {
+        AnswerOrPlan::Plan(mut plan) => {
             let outcomes = at_once(plan.outcomes(view.limiter, &caller)).unwrap();
             plan.answer(view.limiter, &outcomes, |view, request, held| Said::new(view, request, &held.answer))
         }

@@ -1,0 +1,67 @@
+//! Limits of keys at a URL.
+
+use std::time::Duration;
+
+use crate::{
+    harness::{Service, http, request_for, until},
+    remote_rules::server::{Reply, RulesServer},
+};
+
+const RULES: &str = "
+domain: shop
+descriptors:
+  - key: user
+    rate_limit: {algorithm: fixed_window, unit: year, requests_per_unit: 100, own: {from: source}}
+";
+
+async fn limit(service: &Service) -> u32 {
+    service.status(request_for("shop", "user", "ann/1")).await.current_limit.unwrap().requests_per_unit
+}
+
+async fn until_counted(service: &Service, outcome: &str, number: u64) {
+    let line = format!("\ntollgate_limit_lookups_total{{outcome=\"{outcome}\"}} {number}\n");
+    until(async || {
+        let (_, page) = http(service.addresses.metrics, "GET", "/metrics", "").await.unwrap();
+        page.contains(&line).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn limit_at_a_url_decides_until_the_server_has_none() {
+    let text = r#"{"requests_per_unit": 2}"#.to_owned();
+    let server = RulesServer::start(Reply::Document { etag: "one", text }).await;
+    let url = format!("http://{}/of/{{domain}}/{{descriptor}}", server.address);
+    let settings = [
+        ("limits.source", "url"),
+        ("limits.url", url.as_str()),
+        ("limits.wait", "1s"),
+        ("limits.cache.ttl", "10s"),
+        ("limits.cache.absent_ttl", "10s"),
+        ("rules.url.timeout", "5s"),
+    ];
+    let service = Service::start_with(RULES, &settings).await;
+    assert_eq!(limit(&service).await, 2);
+    assert!(server.was_asked_with(0, "get /of/shop/user%3dann%2f1 http/1.1\r\n"), "{:?}", server.heads());
+    service.advance(Duration::from_secs(10));
+    assert_eq!(limit(&service).await, 2);
+    until_counted(&service, "unchanged", 1).await;
+    assert!(server.was_asked_with(1, "if-none-match: \"one\"\r\n"));
+    let large = format!("{{\"requests_per_unit\": 3{}}}", " ".repeat(5_000));
+    server.answer(Reply::Document { etag: "large", text: large });
+    service.advance(Duration::from_secs(10));
+    assert_eq!(limit(&service).await, 2);
+    until_counted(&service, "failed", 1).await;
+    assert_eq!(limit(&service).await, 2);
+    server.answer(Reply::status("404 Not Found", ""));
+    service.advance(Duration::from_secs(10));
+    assert_eq!(limit(&service).await, 2);
+    until_counted(&service, "absent", 1).await;
+    assert_eq!(limit(&service).await, 100);
+    let text = r#"{"requests_per_unit": 7}"#.to_owned();
+    server.answer(Reply::Document { etag: "two", text });
+    service.advance(Duration::from_secs(10));
+    limit(&service).await;
+    until_counted(&service, "found", 2).await;
+    assert_eq!(limit(&service).await, 7);
+}
