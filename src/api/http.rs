@@ -29,6 +29,9 @@ use crate::api::{
 /// What `GET /` answers.
 const WHAT_LISTENS: &str = "Tollgate over HTTP: POST /json and /v1/... decide, GET /livez, /readyz and /healthcheck are probes; gRPC, metrics and the operators' page have ports of their own\n";
 
+/// The maximum number of calls for limits of their own that run at once on the admin listener.
+const LIMIT_CALLS_MAX: usize = 16;
+
 /// Reports whether this process is ready to serve requests.
 pub trait Readiness: fmt::Debug + Send + Sync + 'static {
     /// `Ok` has the answer if it is, `Err` the reason why it is not.
@@ -81,6 +84,19 @@ pub fn router<R: Readiness + Clone>(
             routes.merge(check.route_layer(guard))
         }
     }
+}
+
+/// The calls for limits of their own, for the page of the admin listener. They need the admin token.
+pub fn limits_router(api: Api, reader: RequestReader) -> Router {
+    // The sender is gone, and what waits for it goes on.
+    let (_, opened) = watch::channel(true);
+    let calls = HttpCalls { api, running: Arc::new(Semaphore::new(LIMIT_CALLS_MAX)), opened };
+    let methods = Method::ALL.iter().filter(|method| method.json_path().starts_with("/v1/limits/"));
+    let routes = methods.fold(Router::new(), |router, method| {
+        let handler = post(async move |state, parts, body| call_v1(*method, state, parts, body).await);
+        router.route(method.json_path(), handler)
+    });
+    routes.with_state((calls, reader))
 }
 
 /// Decides calls.

@@ -275,7 +275,8 @@ impl Components {
         let metrics = doctor.metrics.clone();
         let history = doctor.history.clone();
         background.spawn(async move { history.record(metrics).await });
-        let more = admin::doctor::router(doctor).merge(admin::page::router(self.live.clone()));
+        let limits = http::limits_router(self.api.clone(), self.admin.reader.clone());
+        let more = admin::doctor::router(doctor).merge(admin::page::router(self.live.clone())).merge(limits);
         let router = admin::router(self.admin.clone(), self.settings.admin.token_file.clone(), more);
         Services::http(router, self.callers.clone())
     }

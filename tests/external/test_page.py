@@ -29,6 +29,7 @@ VIEWS = {
     "overview": "Overview",
     "rules": "Rules",
     "keys": "Keys",
+    "limits": "Limits",
     "quotas": "Quotas",
     "cluster": "Cluster",
     "try": "Try it",
@@ -324,6 +325,48 @@ def test_overview_lists_what_is_refused_now_and_explains_it(start_tollgate, rule
     expect(page.locator("tbody tr").first).to_contain_text("0 /s".replace(" ", "\u00a0"))
 
 
+@pytest.mark.parametrize("width", browsers.WIDTHS)
+def test_limits_of_keys_are_set_listed_and_cleared_with_the_token(
+    start_tollgate, rule_file, tmp_path, open_page, width
+):
+    file = tmp_path / "token"
+    file.write_text(SECRET)
+    limit = "requests_per_unit: 10, algorithm: fixed_window"
+    own = RULES.replace(limit, f"{limit}, own: {{requests_per_unit: {{max: 50}}}}", 1)
+    tollgate = start_tollgate(rule_file(own), flags=["--admin-token-file", file])
+    page = open_page(tollgate, view="limits", wait=False, width=width)
+    page.get_by_label("Token").fill(SECRET)
+    page.get_by_role("button", name="Use this token").click()
+    expect(page.get_by_text("No key has a limit of its own here.")).to_be_visible()
+
+    def set_(key, requests):
+        page.get_by_label("Key", exact=True).fill(key)
+        page.get_by_label("Requests per unit").fill(requests)
+        page.get_by_label("Note").fill("plan gold")
+        page.get_by_role("button", name="Set", exact=True).click()
+
+    set_(r"user=ada\, the first", "51")
+    expect(page.get_by_role("status").filter(has_text="50")).to_be_visible()
+    for key, requests in ((r"user=ada\, the first", "40"), ("user=ben", "3")):
+        set_(key, requests)
+        expect(page.get_by_role("row").filter(has_text=key)).to_contain_text(f"requests_per_unit {requests}")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    expect(page.locator("tbody tr").first).to_contain_text("by the operators’ page, plan gold")
+    assert tollgate.remaining(DENIED) == 40
+    assert browsers.violations(page) == []
+    assert browsers.broken_parts(page) == []
+    assert not browsers.is_wider_than_window(page)
+
+    page.get_by_label("First entries").fill("user=ben")
+    page.get_by_role("button", name="List").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.get_by_role("button", name="Clear user=ben").click()
+    expect(page.get_by_text("user=ben has the numbers of its rule again.")).to_be_visible()
+    assert tollgate.remaining(("user", "ben")) == 10
+    # The browser reports the answers 401 of the time without the token.
+    page.problems.clear()
+
+
 def test_axes_of_young_process_end_near_its_data(exhausted, open_page):
     page = open_page(exhausted)
     eventually("the line has a sample", lambda: len(instants(page, "Decisions each second")) >= 3)
@@ -408,7 +451,7 @@ def test_phone_shows_decisions_refusals_and_states_without_scrolling_sideways(lo
         eventually("the cell has a figure", lambda cell=cell: "/s" in cell.inner_text())
         eventually(f"{column} is in sight", lambda cell=cell: browsers.is_in_sight(cell))
 
-    page.get_by_role("link", name="Cluster").click()
+    page.get_by_role("link", name="Cluster", exact=True).click()
     states = page.locator("td[data-label=State] > *")
     expect(states).to_have_text(["serving"] * 3)
     eventually("all states are in sight", lambda: all(map(browsers.is_in_sight, states.all())))

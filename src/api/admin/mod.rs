@@ -32,7 +32,7 @@ pub use token::{Token, TokenError};
 use state::{AdminError, ClientAddress};
 
 /// The endpoints, each with its help.
-const ENDPOINTS: [(&str, &str); 15] = [
+const ENDPOINTS: [(&str, &str); 19] = [
     ("/", "the operators' page, for a browser"),
     ("/cluster", "the view of this replica of the cluster"),
     ("/cluster/declare-dead", "POST ?member=ID: declares a silent member dead"),
@@ -60,6 +60,10 @@ const ENDPOINTS: [(&str, &str); 15] = [
     ),
     ("/store", "the stats of the counters"),
     ("/top", "the most denied keys, and those most requested at clients with quotas"),
+    ("/v1/limits/clear", "POST: removes limits of their own of keys, as on the HTTP listener"),
+    ("/v1/limits/get", "POST: reads them"),
+    ("/v1/limits/list", "POST: lists them"),
+    ("/v1/limits/set", "POST: sets them"),
 ];
 
 /// The maximum size of a body that sets a counter or a log level, in bytes.

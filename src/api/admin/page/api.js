@@ -6,6 +6,11 @@ export function useToken(text) {
   token = text;
 }
 
+/** Whether the service has a token, which calls of operators need. */
+export function hasToken() {
+  return token !== null;
+}
+
 /** An answer other than success. */
 export class Refusal extends Error {
   constructor(status, message) {
@@ -14,10 +19,19 @@ export class Refusal extends Error {
   }
 }
 
-async function request(method, path, signal) {
+/** What an error says: a text, or the message of a status in JSON. */
+function reason(text) {
+  try {
+    return JSON.parse(text).message ?? text;
+  } catch {
+    return text.trim();
+  }
+}
+
+async function request(method, path, signal, body) {
   const headers = token === null ? {} : { authorization: `Bearer ${token}` };
-  const response = await fetch(path, { method, headers, signal, cache: "no-store", credentials: "omit" });
-  if (!response.ok) throw new Refusal(response.status, (await response.text()).trim() || response.statusText);
+  const response = await fetch(path, { method, headers, body, signal, cache: "no-store", credentials: "omit" });
+  if (!response.ok) throw new Refusal(response.status, reason(await response.text()) || response.statusText);
   return response;
 }
 
@@ -25,6 +39,11 @@ async function request(method, path, signal) {
 export async function ask(method, path, parameters = [], signal = undefined) {
   const query = new URLSearchParams(parameters).toString();
   return (await request(method, query ? `${path}?${query}` : path, signal)).json();
+}
+
+/** The answer of a call of tollgate.v1. */
+export async function call(path, message) {
+  return (await request("POST", path, undefined, JSON.stringify(message))).json();
 }
 
 /** Each line of a stream of JSON. */

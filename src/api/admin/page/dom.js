@@ -84,6 +84,14 @@ export function table(label, columns) {
   return { root, body, row };
 }
 
+/** An input below its label, and below it what helps. */
+export function field(label, id, input, help) {
+  input.id = id;
+  if (help) input.setAttribute("aria-describedby", `${id}-help`);
+  const note = help ? element("p", { class: "soft", id: `${id}-help` }, help) : null;
+  return element("div", { class: "field" }, element("label", { for: id }, label), input, note);
+}
+
 /** A list from which one of `options` is chosen: pairs of a value and its text. */
 export function choice(id, options) {
   return element(

@@ -6,6 +6,7 @@ import { age, element, parts, say } from "./dom.js";
 import { strip } from "./findings.js";
 import { History } from "./history.js";
 import { keys, quotas } from "./keys.js";
+import { limits } from "./limits.js";
 import { overview } from "./overview.js";
 import { rules } from "./rules.js";
 import { tryIt } from "./try.js";
@@ -14,6 +15,7 @@ const VIEWS = {
   overview: ["Overview", overview],
   rules: ["Rules", rules],
   keys: ["Keys", keys],
+  limits: ["Limits", limits],
   quotas: ["Quotas", quotas],
   cluster: ["Cluster", cluster],
   try: ["Try it", tryIt],

@@ -27,7 +27,7 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// Path, type and content of each file.
-const FILES: [(&str, &str, &str); 15] = [
+const FILES: [(&str, &str, &str); 16] = [
     ("/", HTML, include_str!("index.html")),
     ("/page/icon.svg", "image/svg+xml", include_str!("icon.svg")),
     ("/page/style.css", STYLE, include_str!("style.css")),
@@ -42,6 +42,7 @@ const FILES: [(&str, &str, &str); 15] = [
     ("/page/try.js", SCRIPT, include_str!("try.js")),
     ("/page/rules.js", SCRIPT, include_str!("rules.js")),
     ("/page/keys.js", SCRIPT, include_str!("keys.js")),
+    ("/page/limits.js", SCRIPT, include_str!("limits.js")),
     ("/page/cluster.js", SCRIPT, include_str!("cluster.js")),
 ];
 

@@ -1,15 +1,8 @@
 // Try it: asks what a request would be answered.
 
 import { ask } from "./api.js";
-import { choice, element } from "./dom.js";
+import { choice, element, field } from "./dom.js";
 import { explainer } from "./explain.js";
-
-function field(label, id, input, help) {
-  input.id = id;
-  if (help) input.setAttribute("aria-describedby", `${id}-help`);
-  const note = help ? element("p", { class: "soft", id: `${id}-help` }, help) : null;
-  return element("div", { class: "field" }, element("label", { for: id }, label), input, note);
-}
 
 export function tryIt(root, { history }) {
   const domains = element("datalist", { id: "domains" });
