@@ -36,6 +36,9 @@ const IDLE_REPORTS_MAX: u32 = 12;
 /// The most requests of a report that count, allowed or denied: more than any client has between two reports.
 const REPORTED_MAX: u64 = (1 << 32) - 1;
 
+/// The room that a stream keeps after buckets are forgotten, as a multiple of the others.
+const ROOM_MAX: usize = 4;
+
 /// The buckets of a client.
 #[derive(Debug)]
 pub struct QuotaStream {
@@ -43,7 +46,7 @@ pub struct QuotaStream {
     owner: BucketOwner,
     pub(super) outbox: Arc<Outbox>,
     domain: Option<Box<str>>,
-    numbers: HashMap<BucketId, u32>,
+    pub(super) numbers: HashMap<BucketId, u32>,
     // By number. A number is used once, because an assignment for it may still be on its way.
     buckets: BTreeMap<u32, QuotaBucket>,
     next_number: u32,
@@ -113,6 +116,8 @@ impl QuotaStream {
             self.report(&active, report);
         }
         self.send_reports();
+        // Its room is in no bound of the stream.
+        self.id = Vec::new();
         reports.next_part()
     }
 
@@ -383,6 +388,11 @@ impl QuotaStream {
     fn forget(&mut self, number: u32) {
         if let Some(bucket) = self.buckets.remove(&number) {
             self.numbers.remove(&bucket.id);
+            // The room of those that are forgotten is given back with them.
+            let left = self.numbers.len();
+            if self.numbers.capacity() > ROOM_MAX * (left + PART_MAX) {
+                self.numbers.shrink_to(2 * left);
+            }
             self.reports.extend(end(&self.service, self.owner, number, bucket));
         }
     }

@@ -60,6 +60,23 @@ fn domain_and_ids_count_as_memory() {
 }
 
 #[test]
+fn stream_keeps_no_room_for_forgotten_buckets_and_long_ids() {
+    const BUCKETS: usize = 1_000;
+    let world = World::with(QuotaSettings { memory: 1 << 30, ..SETTINGS });
+    let mut stream = world.open().unwrap();
+    let all = (0..BUCKETS).map(|number| usage(&[("free", &number.to_string())], 0, 0)).collect();
+    let message = reports(all);
+    for _ in 0..12 {
+        stream.receive(&message).unwrap();
+        told(&mut stream);
+    }
+    stream.receive(&reports(vec![usage(&[("free", &"y".repeat(90))], 1, 0)])).unwrap();
+    assert_eq!((world.service.reading().buckets, stream.numbers.len()), (1, 1));
+    assert!(stream.numbers.capacity() <= BUCKETS / 2, "{}", stream.numbers.capacity());
+    assert_eq!(stream.id.capacity(), 0);
+}
+
+#[test]
 fn one_caller_leaves_places_of_a_limit_to_others() {
     let world = World::with(QuotaSettings { memory: 1 << 30, ..SETTINGS });
     let zones = |stream: usize| {

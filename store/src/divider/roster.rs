@@ -6,6 +6,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::divider::SubscriberId;
 
+/// The room that a roster keeps after others have gone, as a multiple of its subscribers.
+const ROOM_MAX: usize = 4;
+
 /// The states of subscribers by their ids. A division visits all of them several times, a report one of them.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct SubscriberRoster<S> {
@@ -80,6 +83,11 @@ impl<S> SubscriberRoster<S> {
                 self.states.push(state);
             }
         }
+        let number = self.len();
+        if self.ids.capacity() > ROOM_MAX * number {
+            self.ids.shrink_to(2 * number);
+            self.states.shrink_to(2 * number);
+        }
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (SubscriberId, &S)> {
@@ -121,6 +129,11 @@ impl<S> SubscriberRoster<S> {
     }
 
     fn insert_at(&mut self, index: usize, id: SubscriberId, state: S) -> usize {
+        if self.ids.is_empty() {
+            // Many limits have one subscriber only, and a vector begins with room for four.
+            self.ids.reserve_exact(1);
+            self.states.reserve_exact(1);
+        }
         self.ids.insert(index, id);
         self.states.insert(index, state);
         index
@@ -153,7 +166,12 @@ impl<S: Serialize> Serialize for SubscriberRoster<S> {
 impl<'de, S: Deserialize<'de>> Deserialize<'de> for SubscriberRoster<S> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let each: BTreeMap<SubscriberId, S> = BTreeMap::deserialize(deserializer)?;
-        let (ids, states) = each.into_iter().unzip();
+        let mut ids = Vec::with_capacity(each.len());
+        let mut states = Vec::with_capacity(each.len());
+        for (id, state) in each {
+            ids.push(id);
+            states.push(state);
+        }
         Ok(Self { ids, states })
     }
 }
@@ -176,6 +194,21 @@ mod tests {
             roster.get_or_insert_with(SubscriberId { replica, stream, bucket: 0 }, || 0);
         }
         assert_eq!([1, 2, 3, 4].map(|caller| roster.count_of_caller(caller)), [1, 3, 1, 0]);
+    }
+
+    #[test]
+    fn roster_has_no_room_for_those_that_are_not_there() {
+        let rooms = |roster: &SubscriberRoster<u64>| [roster.ids.capacity(), roster.states.capacity()];
+        let mut roster = SubscriberRoster::default();
+        roster.get_or_insert_with(id(0), || 0);
+        assert_eq!(rooms(&roster), [1, 1]);
+        let bytes = postcard::to_stdvec(&roster).unwrap();
+        assert_eq!(rooms(&postcard::from_bytes(&bytes).unwrap()), [1, 1]);
+        for number in 1..4_096 {
+            roster.get_or_insert_with(id(number), || number);
+        }
+        roster.retain(|number| *number < 10);
+        assert_eq!(rooms(&roster), [20, 20]);
     }
 
     proptest! {
