@@ -151,6 +151,28 @@ def assert_within_memory(tollgate, callers):
     assert callers.call(tollgate.grpc, USERS[0]).passes
 
 
+def test_memory_of_quotas_is_at_most_what_counts(rule_file, start_tollgate, attackers):
+    tollgate = start_tollgate(rule_file(RULES), flags=[*QUOTAS, "--rlqs-memory", "1GiB"])
+    # Each has a limit of its own.
+    messages = [reports(tenants(20_000), allowed=1, denied=1) for _ in range(5)]
+    counted = lambda: tollgate.metric("tollgate_rlqs_memory_bytes") + tollgate.metric("tollgate_counters_bytes")
+    resident, before = tollgate.resident_peak(), counted()
+
+    async def open_stream():
+        client = ReportClient(Relay(tollgate.grpc, ATTACKERS[0]).address)
+        await client.open().send(*messages)
+        return client
+
+    client = attackers.run(open_stream(), FLOOD_TIMEOUT)
+    eventually("all are taken", lambda: tollgate.metric(REPORTS) >= 100_000, FLOOD_TIMEOUT)
+    grown, counted_more = tollgate.resident_peak() - resident, counted() - before
+    print(f"{grown >> 20} MiB, {int(counted_more) >> 20} MiB of them counted")
+    attackers.run(client.close())
+
+    assert tollgate.metric("tollgate_rlqs_divided_counters") == 100_000
+    assert 0 < grown <= counted_more
+
+
 def test_large_reports_of_quotas_leave_calls_of_others_in_time(start_limited, attackers, callers):
     tollgate = start_limited(*ALL_PLACES)
     # Together 3 MB, more of a limit than it has places.
