@@ -7,7 +7,10 @@ use tollgate_remote::{
     CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, RemoteExtent, RemoteOutcome,
     RemoteOutcomes, Submission, SubmissionMode, Submit,
 };
-use tollgate_store::divider::{Divide, SubscriberReport};
+use tollgate_store::{
+    LimitOrigin,
+    divider::{Divide, SubscriberReport},
+};
 
 use crate::{
     Cluster, MemberState,
@@ -69,8 +72,11 @@ impl Submit for Cluster {
 }
 
 impl RemoteCheck {
-    pub(super) fn from_check(CounterCheck { key, limit, operation, .. }: &CounterCheck) -> Self {
-        let operation = RemoteOperation::Counter(operation.clone());
+    pub(super) fn from_check(CounterCheck { key, limit, operation, origin, .. }: &CounterCheck) -> Self {
+        let operation = match origin {
+            LimitOrigin::Rule => RemoteOperation::Counter(operation.clone()),
+            LimitOrigin::Request => RemoteOperation::CounterByRequest(operation.clone()),
+        };
         Self { key: *key, limit: limit.clone(), operation, lease_hits: 0 }
     }
 }

@@ -12,7 +12,7 @@ use tollgate_counter::{
 };
 use tollgate_limiter::limiter::{ActiveView, Descriptor, Limiter, Request};
 use tollgate_rules::{ActiveRules, Allowance, KeyedDomain, KeyedRules, Rule, Rules};
-use tollgate_store::{Check, Memory, OnFull, OnRefusal};
+use tollgate_store::{Check, LimitOrigin, Memory, OnFull, OnRefusal};
 
 // The allocator of the program.
 #[global_allocator]
@@ -67,7 +67,13 @@ fn decide(domain: KeyedDomain<'_>, memory: &Memory, user: &str) -> bool {
     let found = domain.find(&entries).unwrap();
     let limit = limit_of(found.rule);
     let key = found.key(&entries, limit);
-    let check = Check { key, limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
+    let check = Check {
+        key,
+        limit,
+        operation: Operation::Charge(1),
+        on_refusal: OnRefusal::Keep,
+        origin: LimitOrigin::Rule,
+    };
     memory.apply(&[check], NOW, |_| false).unwrap()[0].verdict.passes()
 }
 
@@ -142,7 +148,13 @@ fn parts(criterion: &mut Criterion) {
     let keys: Vec<Key> = (0..KEYS).map(|user| key_of(&rules, user_name(&mut buffer, user))).collect();
     let memory = Memory::new(1 << 30, OnFull::Deny);
     let charge = |key: Key| {
-        let check = Check { key, limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
+        let check = Check {
+            key,
+            limit,
+            operation: Operation::Charge(1),
+            on_refusal: OnRefusal::Keep,
+            origin: LimitOrigin::Rule,
+        };
         memory.apply(&[check], NOW, |_| false).unwrap()[0].remaining
     };
     let mut group = criterion.benchmark_group("part of a classic decision");

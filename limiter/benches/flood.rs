@@ -12,7 +12,7 @@ use tollgate_counter::{
     descriptor::{Entry, Key, KeyText, Secret},
     time::Timestamp,
 };
-use tollgate_store::{Check, Memory, OnFull, OnRefusal};
+use tollgate_store::{Check, LimitOrigin, Memory, OnFull, OnRefusal};
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
@@ -34,6 +34,7 @@ fn passes(memory: &Memory, limit: &Limit, value: u64) -> bool {
         limit,
         operation: Operation::Charge(1),
         on_refusal: OnRefusal::TakeBack,
+        origin: LimitOrigin::Rule,
     };
     memory.apply(&[check], NOW, |_| false).expect("the store owns all slots")[0].verdict.passes()
 }

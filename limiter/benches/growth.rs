@@ -12,7 +12,9 @@ use tollgate_counter::{
     descriptor::Key,
     time::{SECOND, Stopwatch, Timestamp},
 };
-use tollgate_store::{Check, Epoch, Memory, OnFull, OnRefusal, SWEEP_PARTS, SlotData, SlotSource};
+use tollgate_store::{
+    Check, Epoch, LimitOrigin, Memory, OnFull, OnRefusal, SWEEP_PARTS, SlotData, SlotSource,
+};
 
 // The allocator of the program.
 #[global_allocator]
@@ -38,7 +40,7 @@ fn key(number: u64) -> Key {
 
 fn charge(memory: &Memory, limit: &Limit, number: u64, now: Timestamp) -> bool {
     let (operation, on_refusal) = (Operation::Charge(1), OnRefusal::Keep);
-    let check = Check { key: key(number), limit, operation, on_refusal };
+    let check = Check { key: key(number), limit, operation, on_refusal, origin: LimitOrigin::Rule };
     memory.apply_single(&check, now).unwrap().decision.verdict.passes()
 }
 

@@ -8,7 +8,7 @@ use tollgate_counter::{
     descriptor::Key,
 };
 use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
-use tollgate_store::{Check, CounterOperation, OnRefusal, OperationOutcome};
+use tollgate_store::{Check, CounterOperation, LimitOrigin, OnRefusal, OperationOutcome, OwnTerms};
 
 /// The policy of operations that only the counter decides.
 pub const COUNTER_ONLY: ForwardPolicy =
@@ -24,6 +24,8 @@ pub struct CounterCheck {
     /// What is asked of the counter.
     pub operation: CounterOperation,
     pub(crate) on_refusal: OnRefusal,
+    /// Where the limit comes from.
+    pub origin: LimitOrigin,
     /// What happens if the owner is not reached.
     pub policy: ForwardPolicy,
 }
@@ -69,6 +71,11 @@ impl RemoteOutcome {
         Self { outcome: OperationOutcome::new(decision, 0), decided_by: DecidedBy::Nothing }
     }
 
+    /// The outcome with the limit of its own that this replica knows of the counter.
+    pub fn with_known_own(self, own: Option<&OwnTerms>) -> Self {
+        Self { outcome: self.outcome.by_own(own), ..self }
+    }
+
     /// The outcome of a decision that was made without the counter.
     pub(super) fn degraded(decision: Decision, charged: u64) -> Self {
         Self { outcome: OperationOutcome::new(decision, charged), decided_by: DecidedBy::Degraded }
@@ -88,14 +95,15 @@ impl RemoteOutcome {
 impl CounterCheck {
     /// The operation of a check.
     pub fn new(check: &Check<'_>, policy: ForwardPolicy) -> Self {
-        let Check { key, limit, operation, on_refusal } = *check;
+        let Check { key, limit, operation, on_refusal, origin } = *check;
         let operation = CounterOperation::Decide(operation);
-        Self { key, limit: limit.clone(), operation, on_refusal, policy }
+        Self { key, limit: limit.clone(), operation, on_refusal, origin, policy }
     }
 
     /// An operation that only the counter decides.
     pub fn by_counter(key: Key, limit: Limit, operation: CounterOperation) -> Self {
-        Self { key, limit, operation, on_refusal: OnRefusal::Keep, policy: COUNTER_ONLY }
+        let origin = LimitOrigin::Rule;
+        Self { key, limit, operation, on_refusal: OnRefusal::Keep, origin, policy: COUNTER_ONLY }
     }
 
     /// Another operation on the same counter.
@@ -105,12 +113,8 @@ impl CounterCheck {
 
     /// The check, if the operation is one of a call.
     pub fn to_check(&self) -> Check<'_> {
-        let Self { key, ref limit, on_refusal, .. } = *self;
-        Check {
-            key,
-            limit,
-            operation: self.operation.properties().decided.unwrap_or(Operation::Peek),
-            on_refusal,
-        }
+        let Self { key, ref limit, on_refusal, origin, .. } = *self;
+        let operation = self.operation.properties().decided.unwrap_or(Operation::Peek);
+        Check { key, limit, operation, on_refusal, origin }
     }
 }

@@ -188,7 +188,7 @@ pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, Rem
 
 /// What the limits of their own display that have decided.
 pub(super) fn own(outcomes: &[RemoteOutcome]) -> impl Iterator<Item = Option<u64>> {
-    outcomes.iter().map(|outcome| outcome.outcome.own)
+    outcomes.iter().map(|outcome| outcome.outcome.displayed())
 }
 
 /// The decisions of the counters, if all have answered.

@@ -10,8 +10,8 @@ use tollgate_counter::{
     time::Timestamp,
 };
 use tollgate_store::{
-    Checks, CounterOperation, HOLD_RETENTION, HoldId, HoldOutcome, HoldTerms, IdMemory, Memory, NotLocal,
-    OperationOutcome, SettleOutcome, Settled, UnknownId, id_bytes,
+    Checks, CounterOperation, HOLD_RETENTION, HoldId, HoldOutcome, HoldTerms, IdMemory, LimitOrigin, Memory,
+    NotLocal, OperationOutcome, SettleOutcome, Settled, UnknownId, id_bytes,
 };
 
 /// What another replica, whose callers share it, gets at most of what the others leave free: one part of so many.
@@ -93,25 +93,25 @@ impl<'c> SentId<'c> {
 pub struct ReplicaShare(Caller);
 
 impl ReplicaShare {
-    /// Applies an operation that the replica has forwarded, as [`Memory::operate`] does. Beyond its share the replica
+    /// Applies an operation that the replica has forwarded, as [`Memory::operate_by`] does. Beyond its share the replica
     /// is answered as if the memory for ids were full: new ids are refused, and unknown ones that are settled are not
     /// retained.
     pub fn operate(
         &self,
         memory: &Memory,
         key: Key,
-        limit: &Limit,
+        limit: (&Limit, LimitOrigin),
         operation: &CounterOperation,
         now: Timestamp,
     ) -> Result<OperationOutcome, NotLocal> {
         let properties = operation.properties();
-        let Some(id) = properties.retained_id else { return memory.operate(key, limit, operation, now) };
+        let Some(id) = properties.retained_id else { return memory.operate_by(key, limit, operation, now) };
         let id = (id, Some(key), id_bytes(id));
         let sent = SentId::in_share(REPLICA_SHARE, &self.0, id, memory.id_memory(), now);
         let outcome = if sent.is_allowed() {
-            memory.operate(key, limit, operation, now)?
+            memory.operate_by(key, limit, operation, now)?
         } else if let Some(operation) = operation.without_retained_id() {
-            memory.operate(key, limit, &operation, now)?
+            memory.operate_by(key, limit, &operation, now)?
         } else {
             memory.count_exhausted();
             return Ok(OperationOutcome::exhausted());

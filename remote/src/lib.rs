@@ -5,7 +5,10 @@
 //! without counters that cannot be reached.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -44,12 +47,14 @@ pub use submit::{LATE_MAX, Outcomes, RemoteExtent, Submission, SubmissionMode, S
 pub struct Remote {
     submit: Arc<dyn Submit>,
     bounds: Arc<OpenCheckBounds>,
+    // Whether the local share remembers limits of their own.
+    remembers_own: Arc<AtomicBool>,
 }
 
 impl Remote {
     /// Calls counters to which `submit` carries operations.
     pub fn new(submit: Arc<dyn Submit>) -> Self {
-        Self { submit, bounds: Arc::default() }
+        Self { submit, bounds: Arc::default(), remembers_own: Arc::default() }
     }
 
     /// Which counters are elsewhere.
@@ -84,7 +89,9 @@ impl Remote {
         }
         if checks.len() == 1 {
             let (open, within) = self.open_checks(checks, timeout, connection)?;
-            return Ok(decisions(&apply_each(&*self.submit, checks, within, open).await));
+            return Ok(decisions(
+                &apply_each(&*self.submit, checks, within, open, &self.remembers_own).await,
+            ));
         }
         let call = self.open(checks, timeout, connection)?;
         // Boxed, so that the future of a single check stays small.
@@ -108,7 +115,7 @@ impl Remote {
             let (_, decided) = shown.split_at_checked(checks.len())?;
             let each = decided.iter().map(|outcome| outcome.decision).collect();
             let charged = decided.iter().map(|outcome| outcome.charged).collect();
-            let own: Vec<_> = decided.iter().map(|outcome| outcome.own).collect();
+            let own: Vec<_> = decided.iter().map(OperationOutcome::displayed).collect();
             shown.truncate(checks.len());
             return Some((shown, Some(Decisions::new(each, charged).with_own(own.into_iter()))));
         }
@@ -152,7 +159,8 @@ impl Remote {
         let (open, budget) = self.open_checks(checks, timeout, connection)?;
         let charged = Charged { submit: &*self.submit, each: Mutex::default() };
         let started = (checks.len() > 1).then(Stopwatch::start);
-        Ok(RemoteCall { submit: &*self.submit, checks, open, budget, started, charged })
+        let Self { submit, remembers_own, .. } = self;
+        Ok(RemoteCall { submit: &**submit, checks, open, budget, started, charged, remembers_own })
     }
 }
 
@@ -165,6 +173,7 @@ struct RemoteCall<'r> {
     // `None` with a single check, which is submitted at once and waits once.
     started: Option<Stopwatch>,
     charged: Charged<'r>,
+    remembers_own: &'r AtomicBool,
 }
 
 impl RemoteCall<'_> {
@@ -182,6 +191,7 @@ impl RemoteCall<'_> {
         let submission = self.submission(self.checks, SubmissionMode::Call(refusal.clone()));
         if let Some(outcomes) = self.submit.submit(submission) {
             let mut outcomes = outcomes.await;
+            remember_own(self.submit, self.checks, &outcomes, self.remembers_own);
             decide_unreachable(self.submit, self.checks, &mut outcomes);
             self.take_back_degraded(&mut outcomes, refusal);
             return outcomes;
@@ -194,7 +204,7 @@ impl RemoteCall<'_> {
 
     /// Applies operations one after the other.
     async fn submit(&self, checks: &[CounterCheck]) -> RemoteOutcomes {
-        apply_each(self.submit, checks, self.time_left(), self.open.clone()).await
+        apply_each(self.submit, checks, self.time_left(), self.open.clone(), self.remembers_own).await
     }
 
     /// Takes back what was admitted of a refused call without its counters.
@@ -232,6 +242,7 @@ async fn apply_each(
     checks: &[CounterCheck],
     within: Duration,
     open: Arc<OpenChecks>,
+    remembers_own: &AtomicBool,
 ) -> RemoteOutcomes {
     // Each operation changes one counter, so no store refuses this.
     let Some(outcomes) =
@@ -240,8 +251,23 @@ async fn apply_each(
         return RemoteOutcomes::new();
     };
     let mut outcomes = outcomes.await;
+    remember_own(submit, checks, &outcomes, remembers_own);
     decide_unreachable(submit, checks, &mut outcomes);
     outcomes
+}
+
+/// Remembers the limits of their own of these counters, for the time in which they cannot be reached. `remembers_own`
+/// says whether any is remembered: without them no check takes the lock.
+fn remember_own(
+    submit: &dyn Submit,
+    checks: &[CounterCheck],
+    outcomes: &[RemoteOutcome],
+    remembers_own: &AtomicBool,
+) {
+    if remembers_own.load(Ordering::Relaxed) || outcomes.iter().any(|outcome| outcome.outcome.own.is_some()) {
+        let is_any = submit.local_share().remember_own(checks, outcomes);
+        remembers_own.store(is_any, Ordering::Relaxed);
+    }
 }
 
 /// Decides the operations whose counters could not be reached, as their policies say.

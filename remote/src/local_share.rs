@@ -9,7 +9,10 @@ use tollgate_counter::{
     time::Timestamp,
 };
 use tollgate_rules::OnOwnerUnavailable;
-use tollgate_store::{Check, Checks, CounterOperation, Lead, Memory, MemoryReservation, OnFull, OnRefusal};
+use tollgate_store::{
+    Check, Checks, CounterOperation, Lead, LimitOrigin, Memory, MemoryReservation, OnFull, OnRefusal,
+    OwnTerms,
+};
 
 use crate::{CounterCheck, DecidedBy, RemoteOutcome};
 
@@ -22,6 +25,10 @@ const SLOTS: usize = 16;
 /// The bytes of the consumption of a key, without the heap of its counter: an entry of a tree that is at least two
 /// thirds full.
 const ENTRY_BYTES: usize = size_of::<(Key, Admitted)>() * 3 / 2;
+/// The bytes of a limit of its own that is remembered.
+const OWN_BYTES: usize = size_of::<(Key, OwnTerms)>() * 3 / 2;
+/// Limits of their own that are remembered take one of this many parts of the memory for shares.
+const OWN_DIVISOR: u64 = 2;
 /// The pause between two log lines about a lack of memory, and between two sweeps because of it.
 const FULL_PAUSE: Duration = Duration::from_secs(10);
 
@@ -33,6 +40,8 @@ pub struct LocalShare {
     on_full: OnFull,
     admitted: BTreeMap<Key, Admitted>,
     admitted_bytes: usize,
+    // The limits of their own that counters were last seen to have, as far as they may be smaller than those of rules.
+    own: BTreeMap<Key, OwnTerms>,
     // What counts in the memory for counters.
     reservation: MemoryReservation,
     decided: u64,
@@ -81,6 +90,7 @@ impl LocalShare {
             on_full,
             admitted: BTreeMap::new(),
             admitted_bytes: 0,
+            own: BTreeMap::new(),
             reservation: MemoryReservation::default(),
             decided: 0,
             full: 0,
@@ -116,6 +126,7 @@ impl LocalShare {
     pub fn clear(&mut self) {
         self.memory = Memory::new(self.bytes_max, self.on_full).with_slots(SLOTS);
         (self.admitted, self.admitted_bytes) = (BTreeMap::new(), 0);
+        self.own.clear();
         self.account();
     }
 
@@ -168,7 +179,29 @@ impl LocalShare {
     }
 
     fn bytes(&self) -> usize {
-        self.memory.bytes() + self.admitted_bytes
+        self.memory.bytes() + self.admitted_bytes + self.own.len() * OWN_BYTES
+    }
+
+    /// Remembers which limits of their own the counters of these checks have, as far as the counters have decided. Returns
+    /// whether any is remembered.
+    pub fn remember_own(&mut self, checks: &[CounterCheck], outcomes: &[RemoteOutcome]) -> bool {
+        for (check, RemoteOutcome { outcome, decided_by }) in checks.iter().zip(outcomes) {
+            let is_decision = matches!(check.operation, CounterOperation::Decide(_));
+            if !is_decision || (*decided_by, check.origin) != (DecidedBy::Counter, LimitOrigin::Rule) {
+                continue;
+            }
+            match outcome.own.as_deref().filter(|own| own.may_be_smaller_than(&check.limit)) {
+                None => drop(self.own.remove(&check.key)),
+                Some(own) if self.own.get(&check.key) == Some(own) => {}
+                Some(own) => drop(self.own.insert(check.key, own.clone())),
+            }
+        }
+        while self.bytes_max / OWN_DIVISOR < (self.own.len() * OWN_BYTES) as u64 {
+            // Keys are hashes, so this is any one.
+            self.own.pop_first();
+        }
+        self.account();
+        !self.own.is_empty()
     }
 
     /// Decides the operations whose counters could not be reached, as their policies say.
@@ -180,37 +213,71 @@ impl LocalShare {
     ) {
         for (check, outcome) in checks.iter().zip(outcomes) {
             if outcome.decided_by == DecidedBy::Nothing {
-                *outcome = self.decide(check, basis);
+                let known = outcome.outcome.own.take().map(|own| *own);
+                *outcome = self.decide(check, known, basis);
             }
         }
         self.account();
     }
 
-    fn decide(&mut self, check: &CounterCheck, basis: LocalShareBasis) -> RemoteOutcome {
+    /// Decides a check. `known` is the limit of its own that this replica has of the counter.
+    fn decide(
+        &mut self,
+        check: &CounterCheck,
+        known: Option<OwnTerms>,
+        basis: LocalShareBasis,
+    ) -> RemoteOutcome {
         let CounterCheck { key, limit, operation, policy, .. } = check;
         // Without its counter a hold fails, and nothing is decided.
         let properties = operation.properties();
         self.decided += u64::from(!properties.needs_counter);
         match (policy.on_owner_unavailable, properties.decided) {
             (OnOwnerUnavailable::LocalShare, Some(operation)) => {
-                let (decision, charged) = self.admit(*key, limit, operation, basis);
-                RemoteOutcome::degraded(decision, charged)
+                let own = check.origin.replaced_by(known.or_else(|| self.own.get(key).cloned()));
+                let own = own.filter(|own| {
+                    own.may_be_smaller_than(limit) && self.would_pass(*key, limit, operation, basis)
+                });
+                let by = own.as_ref().map_or(limit, |own| &own.limit);
+                let (decision, charged) = self.admit((*key, by), limit, operation, basis);
+                let RemoteOutcome { outcome, decided_by } = RemoteOutcome::degraded(decision, charged);
+                RemoteOutcome { outcome: outcome.by_own(own.as_ref()), decided_by }
             }
             _ => RemoteOutcome::without_counter(*policy),
         }
     }
 
-    /// Decides by the share. Returns the decision and the hits that were charged.
-    fn admit(
-        &mut self,
+    /// Whether the share of `limit` lets the operation pass.
+    fn would_pass(
+        &self,
         key: Key,
         limit: &Limit,
         operation: Operation,
         LocalShareBasis { replicas, now }: LocalShareBasis,
-    ) -> (Decision, u64) {
-        let share = limit.share(replicas);
+    ) -> bool {
+        let on_refusal = OnRefusal::Keep;
+        let limit = &limit.share(replicas);
         let checks =
-            Checks::from_slice(&[Check { key, limit: &share, operation, on_refusal: OnRefusal::Keep }]);
+            Checks::from_slice(&[Check { key, limit, operation, on_refusal, origin: LimitOrigin::Rule }]);
+        self.memory.admin().dry_run(&checks, now, |_| false).decisions[0].verdict.passes()
+    }
+
+    /// Decides by the share of a limit of the key, `by`. Returns the decision and the hits that were charged, which are
+    /// reported under `limit`.
+    fn admit(
+        &mut self,
+        (key, by): (Key, &Limit),
+        limit: &Limit,
+        operation: Operation,
+        LocalShareBasis { replicas, now }: LocalShareBasis,
+    ) -> (Decision, u64) {
+        let share = by.share(replicas);
+        let checks = Checks::from_slice(&[Check {
+            key,
+            limit: &share,
+            operation,
+            on_refusal: OnRefusal::Keep,
+            origin: LimitOrigin::Rule,
+        }]);
         // What could not be charged later is not admitted as counted.
         if matches!(operation, Operation::Charge(_)) && !self.has_room(key, now) {
             self.count_full(now);
@@ -285,6 +352,7 @@ mod tests {
         time::SECOND,
     };
     use tollgate_rules::ForwardPolicy;
+    use tollgate_store::{HoldOutcome, OperationOutcome};
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
     const KEYS: u64 = 160_000;
@@ -339,5 +407,43 @@ mod tests {
             share.clear();
             assert_eq!(counters.stats().bytes, 0);
         }
+    }
+
+    #[test]
+    fn share_is_of_the_smaller_one_of_rule_and_own_number() {
+        let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::LocalShare, lease: false };
+        let basis = LocalShareBasis { replicas: 2, now: NOW };
+        let key = Key::from_halves(1, 1);
+        let charge = CounterOperation::Decide(Operation::Charge(1));
+        let check = CounterCheck { policy, ..CounterCheck::by_counter(key, a_day(10), charge) };
+        let own = |number| OwnTerms { limit: a_day(number), requests_per_unit: number };
+        let decided = |own: Option<OwnTerms>| {
+            let outcome = OperationOutcome::exhausted().by_own(own.as_ref());
+            RemoteOutcome::from_counter(OperationOutcome { hold: HoldOutcome::Decided, ..outcome })
+        };
+        let admitted = |share: &mut LocalShare, check: &CounterCheck| {
+            let mut each = (0..20).map(|_| {
+                let mut outcome = [RemoteOutcome::unreachable()];
+                share.decide_unreachable(std::slice::from_ref(check), &mut outcome, basis);
+                outcome[0].outcome.clone()
+            });
+            each.by_ref().take_while(|outcome| outcome.decision.verdict.passes()).count()
+        };
+        for (seen, number) in [(Some(own(4)), 2), (Some(own(0)), 0), (Some(own(50)), 5), (None, 5)] {
+            let mut share = LocalShare::new(1 << 30, OnFull::Deny);
+            share.remember_own(std::slice::from_ref(&check), &[decided(Some(own(1)))]);
+            share.remember_own(std::slice::from_ref(&check), &[decided(seen)]);
+            assert_eq!(admitted(&mut share, &check), number);
+        }
+        let by_request = CounterCheck { origin: LimitOrigin::Request, ..check.clone() };
+        let mut share = LocalShare::new(1 << 30, OnFull::Deny);
+        assert!(share.remember_own(std::slice::from_ref(&check), &[decided(Some(own(1)))]));
+        assert_eq!(admitted(&mut share, &by_request), 5, "the request's number decides");
+        let mut small = LocalShare::new(1 << 16, OnFull::Deny);
+        for number in 0..10_000 {
+            let check = CounterCheck { key: Key::from_halves(number, number), ..check.clone() };
+            small.remember_own(&[check], &[decided(Some(own(1)))]);
+        }
+        assert!((1..=small.bytes_max / OWN_DIVISOR).contains(&(small.bytes() as u64)));
     }
 }

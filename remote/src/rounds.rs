@@ -190,7 +190,7 @@ mod tests {
         algorithm::{Verdict, laws::any_limit},
         time::{SECOND, Timestamp},
     };
-    use tollgate_store::{Checks, Memory, OnFull};
+    use tollgate_store::{Checks, LimitOrigin, Memory, OnFull};
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
@@ -242,7 +242,7 @@ mod tests {
                     let index = index.index(limits.len());
                     let (limit, takes_back) = &limits[index];
                     let on_refusal = if *takes_back { OnRefusal::TakeBack } else { OnRefusal::Keep };
-                    Check { key: keys[index], limit, operation: *operation, on_refusal }
+                    Check { key: keys[index], limit, operation: *operation, on_refusal, origin: LimitOrigin::Rule }
                 };
                 let checks: Checks<'_> = call.iter().map(check).collect();
                 let store = OneStore { memory: &by_rounds, checks: &checks };

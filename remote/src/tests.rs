@@ -15,7 +15,7 @@ use tollgate_counter::{
     time::{SECOND, Timestamp},
 };
 use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
-use tollgate_store::{Check, CheckRole, Memory, OnFull};
+use tollgate_store::{Check, CheckRole, LimitOrigin, Memory, OnFull};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
@@ -33,11 +33,11 @@ impl Later {
         Arc::new(Self { memory, is_unreachable: AtomicBool::new(false), local_share: Mutex::default() })
     }
 
-    fn apply(&self, CounterCheck { key, limit, operation, .. }: &CounterCheck) -> RemoteOutcome {
+    fn apply(&self, check: &CounterCheck) -> RemoteOutcome {
         if self.is_unreachable.load(Relaxed) {
             return RemoteOutcome::unreachable();
         }
-        let outcome = self.memory.operate(*key, limit, operation, NOW);
+        let outcome = self.memory.operate_by(check.key, (&check.limit, check.origin), &check.operation, NOW);
         RemoteOutcome::from_counter(outcome.expect("each slot is here"))
     }
 
@@ -93,7 +93,13 @@ fn a_day(hits: u64) -> Limit {
 }
 
 fn charge(key: Key, limit: &Limit) -> Check<'_> {
-    Check { key, limit, operation: Operation::Charge(1), on_refusal: OnRefusal::TakeBack }
+    Check {
+        key,
+        limit,
+        operation: Operation::Charge(1),
+        on_refusal: OnRefusal::TakeBack,
+        origin: LimitOrigin::Rule,
+    }
 }
 
 /// Decides charges of keys of one limit, each by its policy, as one call.

@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use tollgate_counter::{descriptor::Key, time::Timestamp};
 use tollgate_remote::{CounterCheck, CounterChecks, OpenChecks, SubmissionMode};
 use tollgate_store::{
-    Checks, CounterOperation, Decisions, Exhausted, Expired, HeldCounter, HoldTerms, OperationOutcome,
-    OwnTerms, Refusal, Reserve, Room, decide_set,
+    Checks, CounterOperation, Exhausted, Expired, HeldCounter, HoldTerms, OperationOutcome, OwnTerms,
+    Refusal, Reserve, Room, decide_set,
 };
 
 use crate::{
@@ -334,13 +334,17 @@ impl BatchCounters {
             |each| refusal.is_refused(each),
             |index, operation| (self.apply(&part.checks[index], operation).decision, true),
         );
-        let own = part.checks.iter().map(|check| self.own_terms(check).map(|own| own.requests_per_unit));
-        outcomes(&decisions.with_own(own))
+        let each = part.checks.iter().zip(decisions.iter().zip(decisions.charged()));
+        each.map(|(check, (decision, charged))| {
+            OperationOutcome::new(*decision, *charged).by_own(self.own_terms(check))
+        })
+        .collect()
     }
 
     /// The limit of its own that decides on the counter of a check.
     fn own_terms(&self, check: &CounterCheck) -> Option<&OwnTerms> {
-        self.entries[self.index[&check.key]].state.counter.own_terms(self.instants.server.now)
+        let counter = &self.entries[self.index[&check.key]].state.counter;
+        check.origin.replaced_by(counter.own_terms(self.instants.server.now))
     }
 
     /// Holds the charges of a call, or none of them.
@@ -375,7 +379,10 @@ impl BatchCounters {
             state.is_changed |= is_changed;
         }
         match reserved {
-            Ok(reserved) => OperationOutcome::reserved(&reserved.with_own(&own)),
+            Ok(reserved) => {
+                let each = OperationOutcome::reserved(&reserved).into_iter().zip(&own);
+                each.map(|(outcome, own)| outcome.by_own(own.as_ref())).collect()
+            }
             Err(Exhausted) => SmallVec::from_elem(OperationOutcome::exhausted(), part.checks.len()),
         }
     }
@@ -391,7 +398,8 @@ impl BatchCounters {
         let now = self.instants.server;
         let state = self.expire(check);
         let before = state.counter.penalties();
-        let (outcome, is_changed) = state.counter.apply(&check.limit, operation, now, Room::OF_VALUE);
+        let (outcome, is_changed) =
+            state.counter.apply(&check.limit, check.origin, operation, now, Room::OF_VALUE);
         state.is_changed |= is_changed;
         state.penalties += u64::from(state.counter.penalties().saturating_sub(before));
         outcome
@@ -411,16 +419,6 @@ impl BatchCounters {
         let now = self.instants.server.now;
         self.entries.iter_mut().for_each(|entry| entry.new = entry.new_value(now));
     }
-}
-
-fn outcomes(decisions: &Decisions) -> PartOutcomes {
-    let charged = decisions.iter().zip(decisions.charged()).enumerate();
-    charged
-        .map(|(index, (decision, charged))| OperationOutcome {
-            own: decisions.own(index),
-            ..OperationOutcome::new(*decision, *charged)
-        })
-        .collect()
 }
 
 impl BatchCounter {

@@ -91,7 +91,7 @@ impl Lane {
     /// refunds and resets are announced.
     pub(super) fn refuse_known(
         &mut self,
-        &Check { key, limit, operation, .. }: &Check<'_>,
+        &Check { key, limit, operation, origin, .. }: &Check<'_>,
         Instants { local, server }: Instants,
     ) -> Option<OperationOutcome> {
         // A queue passes what can wait, so a peek does not tell.
@@ -107,7 +107,7 @@ impl Lane {
             return None;
         }
         let counter = &mut known.counter;
-        let own = counter.own_terms(server.now).cloned();
+        let own = origin.replaced_by(counter.own_terms(server.now)).cloned();
         if own.as_ref().is_some_and(OwnTerms::is_unlimited) {
             return None;
         }
@@ -125,8 +125,7 @@ impl Lane {
             self.forget(key);
             return None;
         }
-        let own = own.map(|own| own.requests_per_unit);
-        Some(OperationOutcome { own, ..OperationOutcome::new(decision, 0) })
+        Some(OperationOutcome::new(decision, 0).by_own(own.as_ref()))
     }
 
     /// Forgets what is known of a counter that another replica has refunded or reset.

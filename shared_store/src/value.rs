@@ -157,7 +157,9 @@ mod tests {
         packed_counter::Now,
         time::SECOND,
     };
-    use tollgate_store::{CounterOperation, HoldId, HoldOutcome, HoldTerms, OnExpiry, Room, UnknownId};
+    use tollgate_store::{
+        CounterOperation, HoldId, HoldOutcome, HoldTerms, LimitOrigin, OnExpiry, Room, UnknownId,
+    };
 
     use super::*;
 
@@ -178,12 +180,12 @@ mod tests {
         now: Now,
     ) -> HoldOutcome {
         let operation = CounterOperation::Reserve { terms: Box::new(terms), hits };
-        counter.apply(limit, &operation, now, Room::OF_VALUE).0.hold
+        counter.apply(limit, LimitOrigin::Rule, &operation, now, Room::OF_VALUE).0.hold
     }
 
     fn settle(counter: &mut HeldCounter, limit: &Limit, id: &HoldId, now: Now) -> HoldOutcome {
         let operation = CounterOperation::Settle { id: id.clone(), actual: 2, unknown: UnknownId::Remember };
-        counter.apply(limit, &operation, now, Room::OF_VALUE).0.hold
+        counter.apply(limit, LimitOrigin::Rule, &operation, now, Room::OF_VALUE).0.hold
     }
 
     #[test]

@@ -244,7 +244,7 @@ mod tests {
         descriptor::KeyText,
         time::SECOND,
     };
-    use tollgate_store::{Check, OnFull, OnRefusal, SlotData};
+    use tollgate_store::{Check, LimitOrigin, OnFull, OnRefusal, SlotData};
 
     use super::*;
 
@@ -289,7 +289,13 @@ mod tests {
             let key = KeyText::new(&format!("{limit:?}")).key(&[], &secret);
             for hits in [4, 11, 11] {
                 let operation = Operation::Charge(hits);
-                let check = Check { key, limit: &limit, operation, on_refusal: OnRefusal::TakeBack };
+                let check = Check {
+                    key,
+                    limit: &limit,
+                    operation,
+                    on_refusal: OnRefusal::TakeBack,
+                    origin: LimitOrigin::Rule,
+                };
                 memory.apply_single(&check, now.plus(hits)).unwrap();
             }
         }

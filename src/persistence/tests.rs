@@ -6,8 +6,8 @@ use tollgate_counter::{
     time::SECOND,
 };
 use tollgate_store::{
-    Check, Checks, HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry, OnRefusal, SettleOutcome, SlotData,
-    SubscriberId, UnknownId,
+    Check, Checks, HOLD_TTL_DEFAULT, HoldId, HoldTerms, LimitOrigin, OnExpiry, OnRefusal, SettleOutcome,
+    SlotData, SubscriberId, UnknownId,
     divider::{Assignment, DividerReport, SubscriberReport, SubscriberUsage},
 };
 
@@ -33,7 +33,7 @@ fn limits() -> Vec<Limit> {
 
 fn left(persistence: &Persistence, limit: &Limit, operation: Operation, now: Timestamp) -> u64 {
     let key = KeyText::new("test").key(&limit.kind().bytes(), &SECRET);
-    let check = Check { key, limit, operation, on_refusal: OnRefusal::TakeBack };
+    let check = Check { key, limit, operation, on_refusal: OnRefusal::TakeBack, origin: LimitOrigin::Rule };
     persistence.memory.apply_single(&check, now).unwrap().decision.remaining
 }
 
@@ -41,7 +41,7 @@ fn checks(limit: &Limit, hits: u64) -> Checks<'_> {
     let key = KeyText::new("test").key(&limit.kind().bytes(), &SECRET);
     let operation = Operation::Charge(hits);
     let on_refusal = OnRefusal::TakeBack;
-    Checks::from_slice(&[Check { key, limit, operation, on_refusal }])
+    Checks::from_slice(&[Check { key, limit, operation, on_refusal, origin: LimitOrigin::Rule }])
 }
 
 /// What is left three hours after four of ten hits: a tenth of the day has refilled what refills over time.

@@ -17,6 +17,27 @@ pub struct Check<'a> {
     pub operation: Operation,
     /// What happens to the charge if another check refuses the call.
     pub on_refusal: OnRefusal,
+    /// Where the limit comes from.
+    pub origin: LimitOrigin,
+}
+
+/// Where the limit of a check comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitOrigin {
+    /// From a rule. If the counter has a limit of its own, that decides instead.
+    Rule,
+    /// From the request itself. It decides whatever the counter has.
+    Request,
+}
+
+impl LimitOrigin {
+    /// The limit of its own that decides in place of the limit of the check.
+    pub fn replaced_by<T>(self, own: Option<T>) -> Option<T> {
+        match self {
+            Self::Rule => own,
+            Self::Request => None,
+        }
+    }
 }
 
 impl Check<'_> {

@@ -52,7 +52,9 @@ pub struct Reserved {
 }
 
 impl From<OperationOutcome> for SingleDecision {
-    fn from(OperationOutcome { decision, charged, own, .. }: OperationOutcome) -> Self {
+    fn from(outcome: OperationOutcome) -> Self {
+        let own = outcome.displayed();
+        let OperationOutcome { decision, charged, .. } = outcome;
         Self { decision: decision.keep_receipt(|_| None), charged, own }
     }
 }

@@ -10,7 +10,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, Decisions, OnFull, OnRefusal, SLOTS, SingleDecision, Slot, SlotData,
+    Check, Checks, Decisions, LimitOrigin, OnFull, OnRefusal, OwnTerms, SLOTS, SingleDecision, Slot,
+    SlotData,
     lead::Lead,
     operation::{CounterOperation, OperationOutcome, decide_set},
 };
@@ -243,7 +244,7 @@ impl Memory {
         if !has_side_data {
             return Ok(decisions);
         }
-        let own = checks.iter().map(|check| locked.own_terms(check.key).map(|own| own.requests_per_unit));
+        let own = checks.iter().map(|check| locked.own_terms_of(check).map(|own| own.requests_per_unit));
         Ok(decisions.with_own(own))
     }
 
@@ -287,9 +288,20 @@ impl Memory {
         operation: &CounterOperation,
         now: Timestamp,
     ) -> Result<OperationOutcome, NotLocal> {
+        self.operate_by(key, (limit, LimitOrigin::Rule), operation, now)
+    }
+
+    /// Applies an operation as [`Memory::operate`] does, by a limit that comes from a rule or from a request.
+    pub fn operate_by(
+        &self,
+        key: Key,
+        (limit, origin): (&Limit, LimitOrigin),
+        operation: &CounterOperation,
+        now: Timestamp,
+    ) -> Result<OperationOutcome, NotLocal> {
         let properties = operation.properties();
         let charge = Operation::Charge(properties.reserved.unwrap_or_default());
-        let check = Check { key, limit, operation: charge, on_refusal: OnRefusal::TakeBack };
+        let check = Check { key, limit, operation: charge, on_refusal: OnRefusal::TakeBack, origin };
         self.operate_check(&check, operation, now)
     }
 
@@ -301,12 +313,15 @@ impl Memory {
         operation: &CounterOperation,
         now: Timestamp,
     ) -> Result<OperationOutcome, NotLocal> {
-        let Check { key, limit, .. } = *check;
+        let Check { key, limit, origin, .. } = *check;
         let properties = operation.properties();
         if let (Some(_), Some(terms)) = (properties.reserved, properties.terms) {
             let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
             return match self.reserve(&Checks::from_slice(&[*check]), terms, now, refused) {
-                Ok(reserved) => Ok(OperationOutcome::reserved(&reserved)[0].clone()),
+                Ok(reserved) => {
+                    let own = reserved.decisions.own(0).and_then(|_| self.own_terms(key, now));
+                    Ok(OperationOutcome::reserved(&reserved)[0].clone().by_own(own.as_ref()))
+                }
                 Err(ReserveError::NotLocal(missing)) => Err(missing),
                 Err(ReserveError::Exhausted) => Ok(OperationOutcome::exhausted()),
             };
@@ -317,7 +332,9 @@ impl Memory {
             return Err(NotLocal::Slot(self.slot(key)));
         }
         locked.settle_side_data_of(key, limit);
-        if locked.leased(key) > 0 && locked.held(key).depends_on_leases(limit, operation, self.at(now)) {
+        if locked.leased(key) > 0
+            && locked.held(key).depends_on_leases(limit, origin, operation, self.at(now))
+        {
             return Err(NotLocal::Leased(key));
         }
         let Applied { outcome, is_changed, .. } = locked.apply(check, operation);
@@ -325,6 +342,11 @@ impl Memory {
             locked.record_change(key);
         }
         Ok(outcome)
+    }
+
+    /// The limit of its own of `key`.
+    pub fn own_terms(&self, key: Key, now: Timestamp) -> Option<OwnTerms> {
+        self.tables.lock(self.slot(key)).side_data(key)?.own_terms(now).cloned()
     }
 
     #[cfg(test)]

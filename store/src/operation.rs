@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use tollgate_counter::{
-    algorithm::{Admission, Counter, Decision, Limit, Operation, PenaltyState, Receipt, Verdict},
+    algorithm::{Admission, Counter, Decision, Limit, Operation, OwnTerms, PenaltyState, Receipt, Verdict},
     time::Timestamp,
 };
 
@@ -83,8 +83,8 @@ pub struct OperationOutcome {
     pub charged: u64,
     /// What has become of holds.
     pub hold: HoldOutcome,
-    /// What the limit of its own displays that has decided; `None` if the numbers of the rule have.
-    pub own: Option<u64>,
+    /// The limit of its own that has decided; `None` if the limit of the check has. Boxed, because most have none.
+    pub own: Option<Box<OwnTerms>>,
 }
 
 /// What an operation has done to holds.
@@ -207,14 +207,18 @@ impl OperationOutcome {
     pub fn reserved(reserved: &Reserved) -> SmallVec<[Self; 1]> {
         let hold = if reserved.has_ended { HoldOutcome::Ended } else { HoldOutcome::Decided };
         let each = reserved.decisions.iter().zip(reserved.decisions.charged());
-        let own = |index| reserved.decisions.own(index);
-        each.enumerate()
-            .map(|(index, (decision, charged))| Self {
-                hold: hold.clone(),
-                own: own(index),
-                ..Self::new(*decision, *charged)
-            })
+        each.map(|(decision, charged)| Self { hold: hold.clone(), ..Self::new(*decision, *charged) })
             .collect()
+    }
+
+    /// The outcome by the limit of its own that has decided.
+    pub fn by_own(self, own: Option<&OwnTerms>) -> Self {
+        Self { own: own.cloned().map(Box::new), ..self }
+    }
+
+    /// What the limit of its own displays that has decided.
+    pub fn displayed(&self) -> Option<u64> {
+        self.own.as_ref().map(|own| own.requests_per_unit)
     }
 
     /// The outcome of a settlement.

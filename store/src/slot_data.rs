@@ -15,6 +15,7 @@ use tollgate_counter::{
 };
 
 use crate::{
+    OwnTerms,
     budget::{Budget, MemoryReservation},
     held_counter::HeldCounter,
     holds::Holds,
@@ -305,6 +306,11 @@ impl SlotData {
             }
         }
         Consumption { pending, held, own }
+    }
+
+    /// The limit of its own of `key`.
+    pub fn own_terms(&self, key: Key, now: Timestamp) -> Option<&OwnTerms> {
+        self.side_data.get(&key)?.own_terms(now)
     }
 
     pub(super) fn holds(&self, key: Key) -> Option<&Holds> {

@@ -23,7 +23,7 @@ use tollgate_remote::{CounterCheck, Remote, RemoteHoldError};
 use tollgate_rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{
     Check, CheckRole, Checks, CounterOperation, HOLD_TTL_MAX, HoldId, HoldOutcome, HoldTerms, IdMemory,
-    Memory, OnExpiry, OnFull, OnRefusal, Refusal, Reserved, SettleOutcome, Settled, UnknownId,
+    LimitOrigin, Memory, OnExpiry, OnFull, OnRefusal, Refusal, Reserved, SettleOutcome, Settled, UnknownId,
 };
 
 use crate::{
@@ -120,7 +120,13 @@ impl Pair {
         let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
         let operation = Operation::Charge(1);
         let check = |number| {
-            let check = Check { key: key(number), limit: &limit, operation, on_refusal: OnRefusal::TakeBack };
+            let check = Check {
+                key: key(number),
+                limit: &limit,
+                operation,
+                on_refusal: OnRefusal::TakeBack,
+                origin: LimitOrigin::Rule,
+            };
             CounterCheck::new(&check, policy)
         };
         let batch: Vec<CounterCheck> = (0..checks as u64).map(check).collect();
@@ -185,7 +191,9 @@ fn keys(number: usize) -> Vec<Key> {
 
 fn charges<'l>(keys: &[Key], limit: &'l Limit, hits: u64) -> Checks<'l> {
     let (operation, on_refusal) = (Operation::Charge(hits), OnRefusal::TakeBack);
-    keys.iter().map(|key| Check { key: *key, limit, operation, on_refusal }).collect()
+    keys.iter()
+        .map(|key| Check { key: *key, limit, operation, on_refusal, origin: LimitOrigin::Rule })
+        .collect()
 }
 
 #[tokio::test]
@@ -309,7 +317,13 @@ async fn calls_across_resets_are_charged_once_and_not_degraded() {
     let (keys, window) = (keys(64), Window::from_nanos(1_000_000_000 * SECOND).unwrap());
     let limit = Limit::FixedWindow(FixedWindow { limit: 1_000_000_000, window, excess: Excess::Refuse });
     let decide = async |key: Key, operation| {
-        let check = Check { key, limit: &limit, operation, on_refusal: OnRefusal::TakeBack };
+        let check = Check {
+            key,
+            limit: &limit,
+            operation,
+            on_refusal: OnRefusal::TakeBack,
+            origin: LimitOrigin::Rule,
+        };
         let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };
         let check = CounterCheck::new(&check, policy);
         let decided = pair.caller.decide(&[check], None, &Caller::default(), &any_refuses(1)).await.unwrap();

@@ -4,7 +4,10 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     time::Duration,
 };
@@ -22,6 +25,7 @@ use tollgate_counter::{
     descriptor::Key,
 };
 use tollgate_shared_store::SharedStoreSettings;
+use tollgate_store::{CounterOperation, HoldOutcome, OwnLimitChange, OwnTerms};
 
 use crate::{
     replica::{Replica, a_day, check, key, settings},
@@ -171,4 +175,62 @@ async fn far_replica_gets_its_turn_at_a_hot_key() {
     let charged = near.store.stats().checks + 20;
     let peek = near.check(name, &limit, Operation::Peek).await;
     assert_eq!(peek.remaining, 1_000_000_000 - charged);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn own_limits_that_change_under_load_admit_no_more_than_they_allow() {
+    const KEYS: usize = 8;
+    const CHANGES: u64 = 12;
+    let server = Server::start(&[]);
+    let replicas = replicas(&server, 3).await;
+    let rule = a_day(1);
+    let keys: Vec<Key> = (0..KEYS).map(|number| key(&format!("own {number}"))).collect();
+    // The number of each change, up and down. The first one is the rule's.
+    let number = |change: u64| if change == 0 { 1 } else { 10 + change * 37 % 50 };
+    let acknowledged: Arc<Vec<AtomicU64>> = Arc::new((0..KEYS).map(|_| AtomicU64::new(0)).collect());
+    let begun: Arc<Vec<AtomicU64>> = Arc::new((0..KEYS).map(|_| AtomicU64::new(0)).collect());
+    let passed: Arc<Vec<AtomicU64>> = Arc::new((0..KEYS).map(|_| AtomicU64::new(0)).collect());
+    let is_over = Arc::new(AtomicBool::new(false));
+    let callers = replicas.iter().flat_map(|replica| (0..3).map(move |_| replica.clone()));
+    let tasks = callers.map(|replica| {
+        let (keys, rule, is_over) = (keys.clone(), rule.clone(), is_over.clone());
+        let (acknowledged, begun, passed) = (acknowledged.clone(), begun.clone(), passed.clone());
+        tokio::spawn(async move {
+            while !is_over.load(Relaxed) {
+                for (index, key) in keys.iter().enumerate() {
+                    let least = acknowledged[index].load(SeqCst);
+                    let counted = passed[index].load(SeqCst);
+                    let decided = replica.decide(&[check(*key, &rule, Operation::Charge(1))]).await;
+                    let change = decided.decisions.own(0).unwrap_or(0);
+                    let latest = begun[index].load(SeqCst);
+                    if decided.decisions[0].verdict.passes() {
+                        assert!((least..=latest).contains(&change), "{change} is none of {least}..={latest}");
+                        assert!(counted < number(change), "a hit passes after {counted}");
+                        passed[index].fetch_add(1, SeqCst);
+                    }
+                }
+            }
+        })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    for change in 1..=CHANGES {
+        for (index, key) in keys.iter().enumerate() {
+            let terms = OwnTerms { limit: a_day(number(change)), requests_per_unit: change };
+            let (terms, record) = (Some(terms), Box::default());
+            let set = OwnLimitChange { terms, expires_after: None, record, replaces: None };
+            let set = CounterOperation::SetOwnLimit(Box::new(set));
+            begun[index].store(change, SeqCst);
+            let replica = &replicas[index % replicas.len()];
+            let [outcome] = replica.remote.operate(*key, &rule, [set]).await.unwrap();
+            let HoldOutcome::OwnLimit(outcome) = outcome.hold else { panic!("{outcome:?}") };
+            assert_eq!(outcome.refusal, None);
+            acknowledged[index].store(change, SeqCst);
+        }
+    }
+    is_over.store(true, Relaxed);
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let all: u64 = passed.iter().map(|passed| passed.load(SeqCst)).sum();
+    assert!(all > KEYS as u64, "{all}");
 }

@@ -18,8 +18,8 @@ use tollgate_shared_store::{
     PasswordSources, Passwords, SharedStore, SharedStoreSettings, SharedStoreState, StoreMode, StoreTlsFiles,
 };
 use tollgate_store::{
-    Check, CheckRole, Checks, HoldId, HoldTerms, OnExpiry, OnFull, OnRefusal, Refusal, RemoteDecisions,
-    Reserved, Settled, UnknownId,
+    Check, CheckRole, Checks, HoldId, HoldTerms, LimitOrigin, OnExpiry, OnFull, OnRefusal, Refusal,
+    RemoteDecisions, Reserved, Settled, UnknownId,
 };
 
 use crate::server::PATIENCE;
@@ -160,7 +160,7 @@ pub fn terms(id: &str, ttl: Duration) -> HoldTerms {
 }
 
 pub fn check(key: Key, limit: &Limit, operation: Operation) -> Check<'_> {
-    Check { key, limit, operation, on_refusal: OnRefusal::TakeBack }
+    Check { key, limit, operation, on_refusal: OnRefusal::TakeBack, origin: LimitOrigin::Rule }
 }
 
 pub fn key(name: &str) -> Key {

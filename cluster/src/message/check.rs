@@ -8,7 +8,7 @@ use tollgate_counter::{
     descriptor::Key,
 };
 use tollgate_store::{
-    CounterOperation, OperationOutcome, SlotData,
+    CounterOperation, LimitOrigin, OperationOutcome, SlotData,
     divider::{DividerReport, SubscriberId},
 };
 
@@ -44,13 +44,17 @@ pub(crate) enum RemoteOperation {
     Settle(Settlement),
     /// Divide the limit, given the report of a client.
     Divide(SubscriberId, QuotaTerms, DividerReport),
+    /// An operation on the counter and its holds by a limit that the request has sent.
+    CounterByRequest(CounterOperation),
 }
 
 impl RemoteOperation {
     /// Whether the operation is sent again if it gets lost.
     pub(crate) fn must_arrive(&self) -> bool {
         match self {
-            Self::Counter(operation) => operation.properties().must_arrive,
+            Self::Counter(operation) | Self::CounterByRequest(operation) => {
+                operation.properties().must_arrive
+            }
             Self::Absorb(_) | Self::Settle(_) => true,
             // A client reports again. What a lost report says is granted until then.
             Self::Divide(..) => false,
@@ -64,12 +68,26 @@ impl RemoteOperation {
 
     /// Whether it takes back one charge.
     pub(crate) fn is_undo(&self) -> bool {
-        matches!(self, Self::Counter(operation) if operation.properties().undone.is_some())
+        self.on_counter().is_some_and(|(operation, _)| operation.properties().undone.is_some())
     }
 
     /// The operation of a call, if it is one.
     pub(crate) fn decided(&self) -> Option<Operation> {
-        if let Self::Counter(operation) = self { operation.properties().decided } else { None }
+        self.on_counter().and_then(|(operation, _)| operation.properties().decided)
+    }
+
+    /// The operation on the counter and its holds, and where its limit comes from.
+    pub(crate) fn on_counter(&self) -> Option<(&CounterOperation, LimitOrigin)> {
+        match self {
+            Self::Counter(operation) => Some((operation, LimitOrigin::Rule)),
+            Self::CounterByRequest(operation) => Some((operation, LimitOrigin::Request)),
+            Self::Absorb(_) | Self::Settle(_) | Self::Divide(..) => None,
+        }
+    }
+
+    /// Where the limit comes from.
+    pub(crate) fn origin(&self) -> LimitOrigin {
+        self.on_counter().map_or(LimitOrigin::Rule, |(_, origin)| origin)
     }
 
     pub(super) fn consumed(&self) -> Option<&Arc<SlotData>> {

@@ -11,12 +11,12 @@ use std::{
 };
 
 use tollgate_counter::time::Timestamp;
-use tollgate_store::{Epoch, Memory, Slot};
+use tollgate_store::{Epoch, HoldOutcome, Memory, OwnLimitRefusal, Slot};
 
 use crate::{
     MemberId,
-    message::{Message, SlotGrants, Version, VersionedSlot},
-    node::context::Context,
+    message::{CheckReply, Message, SlotGrants, Version, VersionedSlot},
+    node::{context::Context, forwarding::OpenCheck},
 };
 
 /// How much earlier than they are due backups are sent.
@@ -33,6 +33,8 @@ pub(super) struct BackupSender {
     waiting: BTreeMap<MemberId, VecDeque<Slot>>,
     /// The encoded bytes of the backups that each receiver has not answered yet, at most.
     unanswered: BTreeMap<MemberId, usize>,
+    /// Changes whose callers are answered when the backup owner has them.
+    unanswered_changes: Vec<UnansweredChange>,
     backed_up_at: Timestamp,
     /// A slot that is owned here may have no backup.
     may_lack_backups: bool,
@@ -43,6 +45,34 @@ struct BackupState {
     /// The last backup since this replica owns the slot.
     sent: Option<SentBackup>,
     is_waiting: bool,
+}
+
+/// A change whose caller is answered when the backup owner has it.
+#[derive(Debug)]
+struct UnansweredChange {
+    slot: Slot,
+    open: OpenCheck,
+    reply: CheckReply,
+    /// When the caller is answered nevertheless.
+    until: Timestamp,
+    state: ChangeState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ChangeState {
+    /// No backup has it yet.
+    Unsent,
+    /// The last backup has it.
+    Sent,
+    /// It can be answered.
+    Answerable(BackedUp),
+}
+
+/// Whether the backup owner has a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BackedUp {
+    Yes,
+    No,
 }
 
 /// A backup that was sent.
@@ -86,6 +116,7 @@ impl BackupSender {
             interval,
             waiting: BTreeMap::new(),
             unanswered: BTreeMap::new(),
+            unanswered_changes: Vec::new(),
             backed_up_at: now,
             may_lack_backups: true,
         }
@@ -103,6 +134,9 @@ impl BackupSender {
 
     fn set_sent(&mut self, slot: Slot, sent: Option<SentBackup>) {
         self.may_lack_backups |= sent.is_none();
+        if sent.is_none() {
+            self.change_state(slot, ChangeState::Sent, ChangeState::Unsent);
+        }
         if let Some(sent) = sent {
             *self.unanswered.entry(sent.receiver).or_default() += sent.unanswered_bytes();
         }
@@ -121,11 +155,79 @@ impl BackupSender {
         self.unanswered.clear();
     }
 
+    /// Answers the caller of a change of `slot` when the backup owner has it, or when half of its time is over.
+    pub(super) fn answer_when_backed_up(
+        &mut self,
+        slot: Slot,
+        open: OpenCheck,
+        reply: CheckReply,
+        now: Timestamp,
+    ) {
+        let until = now.after(open.deadline.since(now) / 2);
+        let state = ChangeState::Unsent;
+        self.unanswered_changes.push(UnansweredChange { slot, open, reply, until, state });
+    }
+
+    /// Whether callers of changes are not answered yet.
+    pub(super) fn has_unanswered(&self) -> bool {
+        !self.unanswered_changes.is_empty()
+    }
+
+    fn change_state(&mut self, slot: Slot, from: ChangeState, to: ChangeState) {
+        let of_slot = |change: &&mut UnansweredChange| change.slot == slot && change.state == from;
+        self.unanswered_changes.iter_mut().filter(of_slot).for_each(|change| change.state = to);
+    }
+
+    /// The backup owner has answered the last backup of `slot`.
+    pub(super) fn answer_sent(&mut self, slot: Slot, backed_up: BackedUp) {
+        self.change_state(slot, ChangeState::Sent, ChangeState::Answerable(backed_up));
+    }
+
+    /// Two replicas have all changes of `slot`, or there is only one.
+    pub(super) fn answer(&mut self, slot: Slot, backed_up: BackedUp) {
+        self.change_state(slot, ChangeState::Unsent, ChangeState::Answerable(backed_up));
+        self.answer_sent(slot, backed_up);
+    }
+
+    /// Takes the changes that can be answered, with their replies.
+    pub(super) fn take_answerable(&mut self, now: Timestamp) -> Vec<(OpenCheck, CheckReply)> {
+        let backed_up = |change: &UnansweredChange| match change.state {
+            ChangeState::Answerable(backed_up) => Some(backed_up),
+            ChangeState::Unsent | ChangeState::Sent if change.until <= now => Some(BackedUp::No),
+            ChangeState::Unsent | ChangeState::Sent => None,
+        };
+        // Most often there is none.
+        let answerable = self.unanswered_changes.extract_if(.., |change| backed_up(change).is_some());
+        let answered = answerable.map(|mut change| {
+            if backed_up(&change) == Some(BackedUp::No)
+                && let CheckReply::Decided { outcome, .. } = &mut change.reply
+                && let HoldOutcome::OwnLimit(changed) = &mut outcome.hold
+            {
+                changed.refusal = Some(OwnLimitRefusal::NotBackedUp);
+            }
+            (change.open, change.reply)
+        });
+        answered.collect()
+    }
+
+    /// Takes the checks of all changes that are not answered yet.
+    pub(super) fn take_unanswered(&mut self) -> Vec<OpenCheck> {
+        std::mem::take(&mut self.unanswered_changes).into_iter().map(|change| change.open).collect()
+    }
+
     /// The session with `member` has ended: what was not answered is lost.
     pub(super) fn member_departed(&mut self, member: MemberId) {
         self.may_lack_backups = true;
-        for state in &mut self.slots {
-            state.sent.take_if(|sent| sent.receiver == member);
+        let is_lost = |(slot, state): (usize, &mut BackupState)| {
+            let sent = state.sent.take_if(|sent| sent.receiver == member);
+            // At most 65,536, so it fits.
+            sent.map(|_| Slot(slot as u16))
+        };
+        let lost: Vec<Slot> = self.slots.iter_mut().enumerate().filter_map(is_lost).collect();
+        if self.has_unanswered() {
+            for slot in lost {
+                self.change_state(slot, ChangeState::Sent, ChangeState::Unsent);
+            }
         }
         self.unanswered.remove(&member);
         for slot in self.waiting.remove(&member).unwrap_or_default() {
@@ -236,6 +338,7 @@ impl BackupSender {
         let copy = VersionedSlot { version, contents: Arc::new(changes.data), grants };
         cx.out.stats.backed_up += copy.contents.len() as u64;
         let bytes = cx.out.send(to, Message::Backup { slot, copy, after });
+        self.change_state(slot, ChangeState::Unsent, ChangeState::Sent);
         self.set_sent(slot, Some(SentBackup { version, receiver: to, bytes, next: NextBackup::Blocked }));
     }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tollgate_counter::{algorithm::Decision, descriptor::Key, time::Timestamp};
+use tollgate_counter::{descriptor::Key, time::Timestamp};
 use tollgate_remote::{Admitted, DecidedBy, LATE_MAX, LocalShare, RemoteOutcome};
 use tollgate_store::{CounterOperation, OperationOutcome, SlotData};
 
@@ -50,13 +50,13 @@ impl Router<'_> {
             return self.reply(open, reply, sent_at);
         }
         let Some((check, sent_at)) = self.checks.forwarding.take_late(ticket) else { return };
-        let CheckReply::Decided { outcome: OperationOutcome { decision, .. }, lease } = reply else { return };
+        let CheckReply::Decided { outcome, lease } = reply else { return };
         // The owner charges hits that it has lent, unless this replica uses or returns them.
         if let Some(lease) = lease {
-            self.receive_lease(&check, &decision, *lease, sent_at);
+            self.receive_lease(&check, &outcome, *lease, sent_at);
         }
         // The caller was already answered without this decision, so its charge is undone.
-        if let Some(receipt) = decision.receipt
+        if let Some(receipt) = outcome.decision.receipt
             && check.operation.decided().is_some()
         {
             self.cx.out.stats.late_answers += 1;
@@ -141,6 +141,9 @@ impl Router<'_> {
 
     /// Retries pending checks that waited for a slot or for grants.
     pub(super) fn retry_ready(&mut self) {
+        for (open, reply) in self.slots.backup_sender.take_answerable(self.cx.now) {
+            self.reply(open, reply, self.cx.now);
+        }
         while let Some(ready) = self.slots.take_ready() {
             for open in self.checks.forwarding.take_pending(|check| ready.contains(check.key)) {
                 self.route_now(open);
@@ -151,6 +154,9 @@ impl Router<'_> {
     /// Fails all open checks and forgets what was borrowed, because the counters are discarded.
     pub(super) fn discard(&mut self) {
         self.checks.borrower.discard();
+        for open in self.slots.backup_sender.take_unanswered() {
+            self.owner_unreachable(open);
+        }
         for open in self.checks.forwarding.take_all() {
             if !matches!(open.requester, Requester::NoReply) {
                 self.owner_unreachable(open);
@@ -189,7 +195,11 @@ impl Router<'_> {
                 Requester::Caller(..) | Requester::NoReply => None,
             };
             match self.slots.apply(&open.check, peer, &mut self.cx) {
-                Some(reply) => self.reply(open, reply, self.cx.now),
+                Some(reply) => {
+                    if let Some((open, reply)) = self.slots.await_backup(open, reply, &mut self.cx) {
+                        self.reply(open, reply, self.cx.now);
+                    }
+                }
                 None => self.leave_pending(open),
             }
             return None;
@@ -198,11 +208,11 @@ impl Router<'_> {
             && policy.lease
             && let Some(operation) = open.check.operation.decided()
         {
-            let decided =
-                self.checks.borrower.decide(open.check.key, &open.check.limit, operation, self.cx.now);
-            if let Some((decision, charged)) = decided {
+            let RemoteCheck { key, limit, operation: sent, .. } = &*open.check;
+            let decided = self.checks.borrower.decide(*key, limit, sent.origin(), operation, self.cx.now);
+            if let Some(outcome) = decided {
                 self.cx.out.stats.leased += 1;
-                self.complete(ticket, OperationOutcome::new(decision, charged), DecidedBy::Lease);
+                self.complete(ticket, outcome, DecidedBy::Lease);
                 return None;
             }
             if open.hops == 0 && !self.cx.members.is_draining() {
@@ -269,7 +279,7 @@ impl Router<'_> {
             }
             (Requester::Caller(ticket, _), CheckReply::Decided { outcome, lease }) => {
                 if let Some(lease) = lease {
-                    self.receive_lease(&open.check, &outcome.decision, *lease, sent_at);
+                    self.receive_lease(&open.check, &outcome, *lease, sent_at);
                 }
                 self.complete(ticket, outcome, DecidedBy::Counter);
             }
@@ -287,12 +297,12 @@ impl Router<'_> {
     fn receive_lease(
         &mut self,
         check: &RemoteCheck,
-        decision: &Decision,
+        outcome: &OperationOutcome,
         lease: LeaseReply,
         sent_at: Timestamp,
     ) {
         self.return_grant(check.key);
-        if let Some(settlement) = self.checks.borrower.record(check, decision, lease, sent_at, self.cx.now) {
+        if let Some(settlement) = self.checks.borrower.record(check, outcome, lease, sent_at, self.cx.now) {
             self.send_to_owner(settlement);
         }
         if self.cx.members.is_draining() {
@@ -307,7 +317,9 @@ impl Router<'_> {
                 self.cx.out.send(peer, Message::Reply { ticket, reply: CheckReply::Unreachable });
             }
             Requester::Caller(ticket, _) => {
-                self.cx.out.actions.push(NodeAction::Complete(ticket, RemoteOutcome::unreachable()));
+                let own = self.slots.known_own_terms(open.check.key, self.cx.wall);
+                let outcome = RemoteOutcome::unreachable().with_known_own(own.as_ref());
+                self.cx.out.actions.push(NodeAction::Complete(ticket, outcome));
             }
             // The owner must learn of the consumption later.
             Requester::NoReply => {

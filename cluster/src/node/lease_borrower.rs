@@ -11,6 +11,7 @@ use tollgate_counter::{
     descriptor::Key,
     time::Timestamp,
 };
+use tollgate_store::{LimitOrigin, OperationOutcome, OwnTerms};
 
 use crate::{
     MemberId,
@@ -43,6 +44,8 @@ pub(super) struct LeaseBorrower {
 struct Borrowed {
     limit: Limit,
     borrowing: Borrowing,
+    // The limit of its own that has decided in place of `limit`.
+    own: Option<Box<OwnTerms>>,
     expires_at: Timestamp,
 }
 
@@ -92,14 +95,17 @@ impl LeaseBorrower {
         &mut self,
         key: Key,
         limit: &Limit,
+        origin: LimitOrigin,
         operation: Operation,
         now: Timestamp,
-    ) -> Option<(Decision, u64)> {
+    ) -> Option<OperationOutcome> {
         let borrowed = self.borrowed.get_mut(&key)?;
+        let own = borrowed.own.as_deref();
         let Operation::Charge(hits) = operation else { return None };
-        if borrowed.expires_at <= now || borrowed.limit != *limit {
+        if borrowed.expires_at <= now || borrowed.limit != *limit || origin.replaced_by(own) != own {
             return None;
         }
+        let outcome = |decision, charged| Some(OperationOutcome::new(decision, charged).by_own(own));
         match &mut borrowed.borrowing {
             Borrowing::Granted { left, owner_remaining, reset_at, used, used_at, .. } => {
                 *left = left.checked_sub(hits)?;
@@ -110,13 +116,13 @@ impl LeaseBorrower {
                     reset_after: reset_at.since(now),
                     receipt: None,
                 };
-                Some((decision, hits))
+                outcome(decision, hits)
             }
             // Several hits would have to wait longer, and only the owner knows how long.
             Borrowing::Refused { retry_at } if hits == 1 => {
                 let retry_after = retry_at.since(now);
                 let verdict = Verdict::Refuse { retry_after: Some(retry_after) };
-                Some((Decision { verdict, remaining: 0, reset_after: retry_after, receipt: None }, 0))
+                outcome(Decision { verdict, remaining: 0, reset_after: retry_after, receipt: None }, 0)
             }
             Borrowing::Refused { .. } => None,
         }
@@ -145,11 +151,12 @@ impl LeaseBorrower {
     pub(super) fn record(
         &mut self,
         check: &RemoteCheck,
-        decision: &Decision,
+        outcome: &OperationOutcome,
         lease: LeaseReply,
         sent_at: Timestamp,
         now: Timestamp,
     ) -> Option<RemoteCheck> {
+        let decision = &outcome.decision;
         let (borrowing, ttl) = match lease {
             LeaseReply::Refused { ttl } => {
                 let Verdict::Refuse { retry_after: Some(retry_after) } = decision.verdict else {
@@ -171,7 +178,8 @@ impl LeaseBorrower {
         };
         // The owner's time starts later, and unused hits have to be back before it ends.
         let expires_at = sent_at.after(ttl * 3 / 4);
-        let mut borrowed = Borrowed { limit: check.limit.clone(), borrowing, expires_at };
+        let mut borrowed =
+            Borrowed { limit: check.limit.clone(), borrowing, own: outcome.own.clone(), expires_at };
         if self.borrowed.len() >= KEYS_MAX {
             return borrowed.settlement(check.key, self.local_id, LeaseState::Closed, now);
         }
@@ -298,7 +306,13 @@ mod tests {
             let limit = limit.clone();
             let operation = RemoteOperation::Counter(CounterOperation::Decide(Operation::Charge(1)));
             let check = RemoteCheck { key, limit, operation, lease_hits: 10 };
-            leases.record(&check, &decision, LeaseReply::Granted { number, hits: 10, ttl }, now, now)
+            leases.record(
+                &check,
+                &OperationOutcome::new(decision, 1),
+                LeaseReply::Granted { number, hits: 10, ttl },
+                now,
+                now,
+            )
         };
 
         let number = KEYS_MAX as u64;

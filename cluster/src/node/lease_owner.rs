@@ -12,11 +12,11 @@ use std::{
 };
 
 use tollgate_counter::{
-    algorithm::{Decision, Limit, Verdict},
+    algorithm::{Limit, Verdict},
     descriptor::Key,
     time::Timestamp,
 };
-use tollgate_store::{Memory, Slot, UsedHits};
+use tollgate_store::{Memory, OperationOutcome, Slot, UsedHits};
 
 use crate::{
     MemberId,
@@ -182,16 +182,19 @@ impl LeaseOwner {
         &mut self,
         peer: MemberId,
         check: &RemoteCheck,
-        decision: &Decision,
+        outcome: &OperationOutcome,
         cx: &mut Context<'_>,
     ) -> Option<LeaseReply> {
         let RemoteCheck { key, limit, lease_hits, .. } = check;
+        let decision = &outcome.decision;
         if !limit.is_leasable() || self.keys.len() >= KEYS_MAX && !self.keys.contains_key(&self.place(*key)) {
             return None;
         }
         if !decision.verdict.passes() {
             let Verdict::Refuse { retry_after: Some(retry_after) } = decision.verdict else { return None };
-            if decision.remaining != 0 {
+            // A refusal by the limit of a request says nothing about a limit of its own.
+            let is_of_counter = outcome.own.is_some() || self.memory.own_terms(*key, cx.wall).is_none();
+            if decision.remaining != 0 || !is_of_counter {
                 return None;
             }
             let ttl = LEASE_TTL.min(retry_after);

@@ -318,6 +318,7 @@ impl ClusterNode {
     pub(crate) fn is_drained(&self, now: Timestamp) -> bool {
         self.members.has_drained_long(now)
             && !self.checks.forwarding.has_peer_checks()
+            && !self.slots.backup_sender.has_unanswered()
             && !self.slots.ownership.has_hand_offs()
             && !self.slots.are_needed(&self.members)
     }

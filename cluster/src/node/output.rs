@@ -208,7 +208,7 @@ mod tests {
         descriptor::Key,
         time::{SECOND, Timestamp},
     };
-    use tollgate_store::{Check, Memory, OnFull, OnRefusal, Slot, SlotData};
+    use tollgate_store::{Check, LimitOrigin, Memory, OnFull, OnRefusal, Slot, SlotData};
 
     use super::*;
     use crate::{
@@ -230,7 +230,13 @@ mod tests {
         for (low, entry) in (0..logs).flat_map(|low| (0..ENTRIES).map(move |entry| (low, entry))) {
             let key = Key::from_halves(0, low);
             let operation = Operation::Charge(1);
-            let check = Check { key, limit: &limit, operation, on_refusal: OnRefusal::Keep };
+            let check = Check {
+                key,
+                limit: &limit,
+                operation,
+                on_refusal: OnRefusal::Keep,
+                origin: LimitOrigin::Rule,
+            };
             memory.apply(&[check], NOW.plus(entry * SECOND / 10), |_| false).unwrap();
         }
         Arc::new(memory.whole(Slot(0)).data)

@@ -342,12 +342,12 @@ impl Ownership {
         }
     }
 
-    /// The new owner has a backup of the slot, or there is no backup owner. Returns the new owner.
-    pub(super) fn receive_ack(&mut self, id: HandOffId, cx: &mut Context<'_>) -> Option<MemberId> {
+    /// The new owner has a backup of the slot, or there is no backup owner. Returns the slot and the new owner.
+    pub(super) fn receive_ack(&mut self, id: HandOffId, cx: &mut Context<'_>) -> Option<(Slot, MemberId)> {
         let pending = self.hand_offs.remove(id)?;
         cx.out.stats.hand_off_nanos += cx.now.nanos_since(pending.at);
         cx.out.stats.hand_offs += 1;
-        Some(pending.to)
+        Some((pending.slot, pending.to))
     }
 
     /// Takes the slots on their way to a member that has departed.

@@ -10,7 +10,7 @@ use std::{
 use tollgate_counter::{descriptor::Key, time::Timestamp};
 use tollgate_remote::ReplicaShare;
 use tollgate_store::{
-    Epoch, HoldOutcome, Memory, NotLocal, OperationOutcome, Slot, SlotData, SlotSource, StoredSlot,
+    Epoch, HoldOutcome, Memory, NotLocal, OperationOutcome, OwnTerms, Slot, SlotData, SlotSource, StoredSlot,
     divider::{Assignments, Dividers, SUBSCRIBERS_LISTED_MAX, SubscriberReport},
 };
 
@@ -21,8 +21,9 @@ use crate::{
         VersionedSlot,
     },
     node::{
-        backup::Backups, backup_sender::BackupSender, context::Context, lease_owner::LeaseOwner,
-        membership::Membership, output::NodeAction, ownership::Ownership, recovery::Recovery,
+        backup::Backups, backup_sender::BackupSender, context::Context, forwarding::OpenCheck,
+        lease_owner::LeaseOwner, membership::Membership, output::NodeAction, ownership::Ownership,
+        recovery::Recovery,
     },
     placement::Placement,
     tuning::NodeSettings,
@@ -221,6 +222,7 @@ impl Slots {
             || self.ownership.has_hand_offs()
             || self.recovery.is_any_open()
             || self.backup_sender.has_waiting()
+            || self.backup_sender.has_unanswered()
     }
 
     /// Claims slots without an owner that the placement assigns to this replica: so many that it does not take long.
@@ -375,17 +377,18 @@ impl Slots {
     ) -> Option<CheckReply> {
         let RemoteCheck { key, limit, operation, lease_hits } = check;
         let outcome = match operation {
-            RemoteOperation::Counter(operation) => {
-                let properties = operation.properties();
+            RemoteOperation::Counter(counted) | RemoteOperation::CounterByRequest(counted) => {
+                let properties = counted.properties();
                 if properties.replaces_counter {
                     self.leases.fix_charged_hits(*key);
                 }
+                let origin = operation.origin();
                 let operated = match peer.filter(|_| properties.retained_id.is_some()) {
                     Some(peer) => {
                         let share = self.id_shares.entry(peer).or_default();
-                        share.operate(&self.memory, *key, limit, operation, cx.wall)
+                        share.operate(&self.memory, *key, (limit, origin), counted, cx.wall)
                     }
-                    None => self.memory.operate(*key, limit, operation, cx.wall),
+                    None => self.memory.operate_by(*key, (limit, origin), counted, cx.wall),
                 };
                 let mut outcome = match operated {
                     Ok(outcome) => outcome,
@@ -421,8 +424,34 @@ impl Slots {
             }
         };
         let borrower = peer.filter(|_| *lease_hits > 0);
-        let lease = borrower.and_then(|peer| self.leases.grant_lease(peer, check, &outcome.decision, cx));
+        let lease = borrower.and_then(|peer| self.leases.grant_lease(peer, check, &outcome, cx));
         Some(CheckReply::Decided { outcome, lease: lease.map(Box::new) })
+    }
+
+    /// Returns the check and its reply, unless the caller is answered when the backup owner has the change: that of a
+    /// limit of its own.
+    pub(super) fn await_backup(
+        &mut self,
+        open: OpenCheck,
+        reply: CheckReply,
+        cx: &mut Context<'_>,
+    ) -> Option<(OpenCheck, CheckReply)> {
+        let CheckReply::Decided { outcome, .. } = &reply else { return Some((open, reply)) };
+        let HoldOutcome::OwnLimit(changed) = &outcome.hold else { return Some((open, reply)) };
+        let slot = self.of(open.check.key);
+        let has_backup = self.backup_sender.is_periodic() && cx.members.backup_owner(slot, cx.now).is_some();
+        if changed.refusal.is_some() || !has_backup {
+            return Some((open, reply));
+        }
+        self.backup_sender.answer_when_backed_up(slot, open, reply, cx.now);
+        self.send_backup(slot, cx);
+        None
+    }
+
+    /// The limit of its own of `key`, as far as this replica has its counter or a backup of it.
+    pub(super) fn known_own_terms(&self, key: Key, wall: Timestamp) -> Option<OwnTerms> {
+        let in_backup = || self.backups.stored(self.of(key))?.contents.own_terms(key, wall).cloned();
+        self.memory.own_terms(key, wall).or_else(in_backup)
     }
 
     /// What follows if the memory does not decide a check of an owned slot.

@@ -17,7 +17,7 @@ use tollgate_remote::{
     rounds::{self, CallCounters},
 };
 use tollgate_rules::ForwardPolicy;
-use tollgate_store::{Check, Checks, CounterOperation, HoldTerms, OnRefusal};
+use tollgate_store::{Check, Checks, CounterOperation, HoldTerms, LimitOrigin, OnRefusal};
 
 /// A check of a call.
 #[derive(Clone, Debug)]
@@ -43,6 +43,8 @@ pub(super) enum Purpose {
     Settle(usize),
     /// The call settles the reservation with this number once more.
     SettleAgain(usize),
+    /// The call makes the change with the second number to the limit of its own of the key with the first one.
+    SetLimit(usize, usize),
 }
 
 /// A call that is not answered yet.
@@ -95,7 +97,7 @@ impl TestCheck {
     /// The check as the store takes it.
     fn of_store(&self) -> Check<'_> {
         let Self { key, ref limit, operation, .. } = *self;
-        Check { key, limit, operation, on_refusal: OnRefusal::TakeBack }
+        Check { key, limit, operation, on_refusal: OnRefusal::TakeBack, origin: LimitOrigin::Rule }
     }
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::sim::{
-    Step::{self, Cut, Delay, Drain, Hold, Kill, Pass, Settle, Skew, Start, Store, Tamper, Traffic},
-    Tamper::{CancelHolds, RejuvenateCopies, SetHits, ShrinkMemory, Stall},
+    Step::{self, Cut, Delay, Drain, Hold, Kill, Own, Pass, Settle, Skew, Start, Store, Tamper, Traffic},
+    Tamper::{CancelHolds, ForgetOwnLimits, RejuvenateCopies, SetHits, ShrinkMemory, Stall},
     keys,
     record::Faults,
     scripts::play,
@@ -139,4 +139,9 @@ fn slots_that_do_not_settle_are_found() {
 #[test]
 fn counters_beyond_the_memory_are_found() {
     finds(&[Tamper(ShrinkMemory(1_000))], Faults::None, "bytes, the most is");
+}
+
+#[test]
+fn forgotten_limits_of_their_own_are_found() {
+    finds(&[Own(300), SECOND, Tamper(ForgetOwnLimits), SECOND], Faults::None, "in place of a later one");
 }

@@ -9,7 +9,7 @@ use tollgate_counter::{
 };
 use tollgate_remote::DecidedBy;
 use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
-use tollgate_store::CounterOperation;
+use tollgate_store::{CounterOperation, HoldOutcome, OwnLimitChange, OwnLimitRefusal, OwnTerms};
 
 use crate::{
     MemberId,
@@ -147,6 +147,53 @@ fn isolated_owner_takes_charges_back_and_decides_nothing() {
 }
 
 #[test]
+fn own_limit_is_acknowledged_when_backup_owner_has_it() {
+    let mut world = World::new(1);
+    world.run(&[Start(2), Settle, Pass(millis(500))]);
+    let (_, _, TestKey { key, limit, .. }, _) = world.caller(1);
+    let (node, now, _, other) = world.caller(0);
+    let set = set_own(&limit, 7);
+    submit(node, 1, key, &limit, &set, now);
+    assert_eq!(refusals(node), [], "the backup owner does not have it");
+    let sent = node.outgoing(other, usize::MAX, usize::MAX, now);
+    let backup = sent.into_iter().find_map(|message| match message {
+        Message::Backup { slot, copy, .. } => Some((slot, copy.version)),
+        _ => None,
+    });
+    let (slot, version) = backup.expect("a backup at once");
+    node.receive(other, Message::BackupAck { slot, version }, now);
+    assert_eq!(refusals(node), [None]);
+    submit(node, 2, key, &limit, &set, now);
+    node.tick(now.after(millis(15)));
+    assert_eq!(refusals(node), [Some(OwnLimitRefusal::NotBackedUp)], "half of the time of the call is over");
+}
+
+#[test]
+fn isolated_owner_sets_no_limit_and_decides_by_the_smaller_one() {
+    let mut world = World::new(1);
+    world.run(&[Start(2), Settle]);
+    let (_, _, TestKey { key, limit, .. }, _) = world.caller(1);
+    let (node, mut now, _, other) = world.caller(0);
+    node.heard(other, now);
+    submit(node, 1, key, &limit, &set_own(&limit, 7), now);
+    for _ in 0..110 {
+        now = now.after(millis(10));
+        node.tick(now);
+    }
+    node.actions();
+    assert!(node.is_isolated());
+    submit(node, 2, key, &limit, &set_own(&limit, 8), now);
+    let charge = RemoteOperation::Counter(CounterOperation::Decide(Operation::Charge(1)));
+    submit(node, 3, key, &limit, &charge, now);
+    let known = |action| match action {
+        NodeAction::Complete(_, outcome) => Some((outcome.decided_by, outcome.outcome.displayed())),
+        _ => None,
+    };
+    let known: Vec<_> = node.actions().into_iter().filter_map(known).collect();
+    assert_eq!(known, [(DecidedBy::Nothing, Some(7)); 2]);
+}
+
+#[test]
 fn last_replica_of_full_stop_answers_by_the_rule_at_once() {
     let mut world = World::new(1);
     world.run(&[Start(2), Settle, Kill(0), Drain(1), Pass(Duration::from_millis(200))]);
@@ -198,4 +245,23 @@ fn outcomes(node: &mut ClusterNode) -> Vec<DecidedBy> {
         if let NodeAction::Complete(_, outcome) = action { Some(outcome.decided_by) } else { None }
     };
     node.actions().into_iter().filter_map(decided_by).collect()
+}
+
+/// Sets a limit of its own with this number.
+fn set_own(limit: &Limit, number: u64) -> RemoteOperation {
+    let terms = Some(OwnTerms { limit: limit.clone(), requests_per_unit: number });
+    let change = OwnLimitChange { terms, expires_after: None, record: Box::default(), replaces: None };
+    RemoteOperation::Counter(CounterOperation::SetOwnLimit(Box::new(change)))
+}
+
+/// Why the limits of their own that were answered since the last call have not changed.
+fn refusals(node: &mut ClusterNode) -> Vec<Option<OwnLimitRefusal>> {
+    let refusal = |action| match action {
+        NodeAction::Complete(_, outcome) => match outcome.outcome.hold {
+            HoldOutcome::OwnLimit(changed) => Some(changed.refusal),
+            _ => None,
+        },
+        _ => None,
+    };
+    node.actions().into_iter().filter_map(refusal).collect()
 }

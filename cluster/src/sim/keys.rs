@@ -16,7 +16,7 @@ use crate::MemberId;
 /// Hits that a key with a long period allows.
 pub(super) const LIMIT: u64 = 60;
 /// The length of every long window, and the time in which such a bucket refills: longer than any script.
-const LONG: u64 = 100 * 86_400 * SECOND;
+pub(super) const LONG: u64 = 100 * 86_400 * SECOND;
 /// Hits that a key with a short period allows in it.
 const SHORT_LIMIT: u64 = 20;
 /// The short period.

@@ -18,6 +18,7 @@ mod forwards;
 mod holds;
 mod keys;
 mod members;
+mod own_limits;
 mod quotas;
 mod random;
 mod record;
@@ -84,6 +85,9 @@ enum Step {
     /// Sets the number of calls per second that reserve, settle and cancel, in addition to the other traffic. Some are
     /// repeated, and some reservations expire.
     Hold(u32),
+    /// Sets the number of calls per second for keys with limits of their own, in addition to the other traffic. Some set
+    /// or clear the limit.
+    Own(u32),
     /// Starts clients that decide by themselves, with so many requests a second each.
     Envoys(&'static [u32]),
     /// Calls with this many other keys, so that memory runs out.
@@ -101,6 +105,8 @@ enum Step {
 enum Tamper {
     /// The owner of the key with this number takes so many hits for charged.
     SetHits(usize, u64),
+    /// The owner of each key with a limit of its own forgets that.
+    ForgetOwnLimits,
     /// The owner of the key with this number takes its open reservations for canceled.
     CancelHolds(usize),
     /// The replica with this number does nothing that depends on time alone.

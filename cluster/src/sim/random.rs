@@ -11,8 +11,8 @@ use tollgate_store::BYTES_MIN;
 use crate::sim::{
     Step::{
         self, AgeSnapshots, Cut, CutOneWay, Delay, Drain, DrainTogether, Flood, Freeze, Heal, Hold, Hot,
-        Kill, KillTogether, LoseSnapshots, Mixed, Pass, Resume, Rules, Settle, Skew, Start, Store, Stranger,
-        Thaw, Traffic,
+        Kill, KillTogether, LoseSnapshots, Mixed, Own, Pass, Resume, Rules, Settle, Skew, Start, Store,
+        Stranger, Thaw, Traffic,
     },
     World,
     record::Faults,
@@ -23,6 +23,8 @@ use crate::sim::{
 const SEEDS: Range<u64> = 0..20;
 /// One of this many scripts has reservations.
 const HOLDS_EVERY: u64 = 3;
+/// Of each of these numbers of scripts, the fifth has limits of their own.
+const OWN_EVERY: [u64; 2] = [6, 7];
 /// In one of this many scripts a process that is no member is at a seed.
 const STRANGER_EVERY: u64 = 4;
 /// One of this many scripts has a flood of keys, and little memory. Such a script takes as long as twenty others.
@@ -87,6 +89,9 @@ impl Writer {
         let mut script = Self { rng, steps, there: (0..count).collect(), started: count };
         if seed.is_multiple_of(HOLDS_EVERY) {
             script.steps.push(Hold(30));
+        }
+        if OWN_EVERY.iter().any(|every| seed % every == 4) {
+            script.steps.push(Own(60));
         }
         if seed.is_multiple_of(STRANGER_EVERY) {
             script.steps.push(Stranger);

@@ -12,7 +12,7 @@ mod bounds;
 /// The largest difference of two clocks without `Step::Skew`.
 pub(super) const SKEW_MAX: u64 = SECOND / 25;
 /// Until a fault is noticed everywhere and the checks on their way are answered, charges may be repeated.
-const UNSURE_FOR: u64 = 2 * SECOND;
+pub(super) const UNSURE_FOR: u64 = 2 * SECOND;
 /// Copies of slots that are under way for longer are late: see [`Record::late_since`].
 const USUAL_DELAY_MAX: u64 = SECOND / 20;
 /// How long before a fault its effects begin: what was called then may be answered after it.

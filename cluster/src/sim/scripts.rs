@@ -43,6 +43,9 @@ pub(super) fn play_in(mut world: World, steps: &[Step], faults: Faults) -> Resul
     for step in [Traffic(1_500), Pass(millis(1_500)), Traffic(0), Pass(millis(1_500))] {
         run_checked(&mut world, &step)?;
     }
+    if let Some(wrong) = world.wrong_own_limit() {
+        return Err(wrong);
+    }
     if world.unanswered() > 0 {
         return Err(format!("{} calls were not answered", world.unanswered()));
     }

@@ -22,6 +22,7 @@ use crate::{
         calls::OpenCall,
         holds::Reservations,
         keys::{self, TestKey},
+        own_limits::OwnLimits,
         record::{Effect, Entry, Fault, Faults, Record, UNSURE_BEFORE},
         world::readiness::{Seen, StrangersAt},
     },
@@ -29,6 +30,7 @@ use crate::{
 
 pub(super) mod envoys;
 mod network;
+mod own;
 mod processes;
 mod promises;
 mod readiness;
@@ -117,6 +119,7 @@ pub(super) struct World {
     /// Hits of each key that passed and were not refunded.
     refundable: Vec<u64>,
     reservations: Reservations,
+    pub(super) own_limits: OwnLimits,
     open: BTreeMap<(usize, u64), OpenCall>,
     divided_by: u32,
     /// When replicas divide their limits by which number.
@@ -146,6 +149,7 @@ struct Traffic {
     keys: usize,
     is_mixed: bool,
     holds_per_second: u32,
+    own_per_second: u32,
 }
 
 /// Counts of the outcomes.
@@ -242,6 +246,7 @@ impl World {
             keys,
             record: Record::default(),
             reservations: Reservations::default(),
+            own_limits: OwnLimits::default(),
             open: BTreeMap::new(),
             divided_by: 1,
             rule_changes: Vec::new(),
@@ -262,7 +267,7 @@ impl World {
     /// Records a fault that concerns all keys, and may forget what passed since then.
     fn note_fault(&mut self, forgets_since: Option<u64>) {
         let forgets = forgets_since.map(|since| (since, self.now));
-        self.note_fault_of((0..self.keys.len()).collect(), forgets);
+        self.note_fault_of(self.each_slot_of_key().map(|(key, _)| key).collect(), forgets);
     }
 
     /// Records a fault that may forget what passed of these keys in this time.
@@ -331,6 +336,7 @@ impl World {
             self.run_envoys();
             self.call_at_random();
             self.hold_at_random();
+            self.own_at_random();
             self.observe();
             if self.now >= self.checked_at + CHECK_EVERY {
                 self.check_promises();

@@ -37,6 +37,15 @@ impl OwnTerms {
         self.requests_per_unit == Self::UNLIMITED
     }
 
+    /// Whether it may refuse what `rule` lets pass.
+    pub fn may_be_smaller_than(&self, rule: &Limit) -> bool {
+        let Self { limit, .. } = self;
+        let is_as_large = rule.allowance() <= limit.allowance()
+            && rule.hits_per_period() <= limit.hits_per_period()
+            && limit.kind().window_nanos() <= rule.kind().window_nanos();
+        !self.is_unlimited() && !is_as_large
+    }
+
     /// The decision of its limit, which refuses nothing if it is unlimited.
     pub fn allowed(&self, decision: Decision) -> Decision {
         if self.is_unlimited() {

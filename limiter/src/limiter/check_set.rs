@@ -11,7 +11,7 @@ use tollgate_rules::{
     Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable, Rule,
     StoredTerms, Unit,
 };
-use tollgate_store::{Check, CheckRole, Checks, OnRefusal, OwnTerms};
+use tollgate_store::{Check, CheckRole, Checks, LimitOrigin, OnRefusal, OwnTerms};
 
 use crate::limiter::{Descriptor, Override, Request, request::Charging};
 
@@ -110,9 +110,15 @@ impl<'s> RequestLimit<'s> {
 
     /// The check of `operation` on the counter of `key`.
     #[inline(always)]
-    fn check<'a>(&'a self, domain: &Domain, operation: Operation, key: Key) -> Check<'a> {
+    fn check<'a>(
+        &'a self,
+        domain: &Domain,
+        operation: Operation,
+        key: Key,
+        origin: LimitOrigin,
+    ) -> Check<'a> {
         let limit = self.without_refused_charges.as_ref().unwrap_or(&self.own);
-        Check { on_refusal: on_refusal(domain, &self.own, self.charging), key, limit, operation }
+        Check { on_refusal: on_refusal(domain, &self.own, self.charging), key, limit, operation, origin }
     }
 }
 
@@ -276,13 +282,17 @@ impl<'s> AppliedLimit<'s> {
         domain: KeyedDomain<'_>,
         descriptor: &Descriptor<'_>,
     ) -> Option<Check<'a>> {
-        let (key, limit) = match self {
-            Self::Rule(matched, limit) => (matched.key(descriptor.entries, &limit.own), limit),
-            Self::LookedUp(_, limit, looked_up) => (looked_up.key, limit),
-            Self::Override(_, limit) => (domain.key_as_sent(descriptor.entries, &limit.own), limit),
+        let (key, limit, origin) = match self {
+            Self::Rule(matched, limit) => {
+                (matched.key(descriptor.entries, &limit.own), limit, LimitOrigin::Rule)
+            }
+            Self::LookedUp(_, limit, looked_up) => (looked_up.key, limit, LimitOrigin::Rule),
+            Self::Override(_, limit) => {
+                (domain.key_as_sent(descriptor.entries, &limit.own), limit, LimitOrigin::Request)
+            }
             Self::Nothing | Self::Unlimited(_) => return None,
         };
-        Some(limit.check(&domain, descriptor.operation, key))
+        Some(limit.check(&domain, descriptor.operation, key, origin))
     }
 
     /// The check of the candidate, if there is one.
@@ -296,7 +306,13 @@ impl<'s> AppliedLimit<'s> {
         let candidate = matched.rule.options().candidate.as_ref()?;
         let key = matched.candidate_key(descriptor.entries, candidate);
         let on_refusal = on_refusal(&domain, candidate, charging);
-        Some(Check { key, limit: candidate, operation: descriptor.operation, on_refusal })
+        Some(Check {
+            key,
+            limit: candidate,
+            operation: descriptor.operation,
+            on_refusal,
+            origin: LimitOrigin::Rule,
+        })
     }
 }
 

@@ -150,10 +150,10 @@ impl ActiveView<'_> {
         let refusal = answer::refusal(modes, &applied, set.deciding());
         let dry_run = self.dry_run(&set.checks, refusal).await?;
         let checked = |index: usize| {
-            let Check { key, limit, .. } = set.checks[index];
+            let Check { key, limit, origin, .. } = set.checks[index];
             let before = dry_run.before[index].clone();
             let decision = dry_run.decisions[index];
-            let limit = before.own_terms().map_or(limit, |own| &own.limit).clone();
+            let limit = origin.replaced_by(before.own_terms()).map_or(limit, |own| &own.limit).clone();
             CheckExplanation { key, limit, before, decision }
         };
         for (check, index) in set.deciding().iter().enumerate() {
@@ -302,7 +302,7 @@ fn predict<'c>(
 ) -> Decisions {
     let mut each: SmallVec<[Decision; 2]> = SmallVec::new();
     let by_own = |(check, before): (&Check<'c>, &'c CounterState)| {
-        let limit = before.own_terms().map_or(check.limit, |own| &own.limit);
+        let limit = check.origin.replaced_by(before.own_terms()).map_or(check.limit, |own| &own.limit);
         Check { limit, ..*check }
     };
     let checks: Checks<'c> = checks.iter().zip(before).map(by_own).collect();
@@ -313,7 +313,8 @@ fn predict<'c>(
             peek.remaining = each[earlier].remaining;
         }
         let decision = predict_one(check, &peek);
-        let is_unlimited = before[index].own_terms().is_some_and(OwnTerms::is_unlimited);
+        let own = check.origin.replaced_by(before[index].own_terms());
+        let is_unlimited = own.is_some_and(OwnTerms::is_unlimited);
         each.push(if is_unlimited { peek } else { decision });
     }
     let is_refused = checks.len() > 1 && refused(&each);
@@ -328,7 +329,10 @@ fn predict<'c>(
         check.limit.charged(check.operation, passes)
     });
     let charged = charged.collect();
-    let own = before.iter().map(|before| before.own_terms().map(|own| own.requests_per_unit));
+    let own = checks
+        .iter()
+        .zip(before)
+        .map(|(check, before)| check.origin.replaced_by(before.own_terms()).map(|own| own.requests_per_unit));
     Decisions::new(each, charged).with_own(own)
 }
 

@@ -216,7 +216,7 @@ mod tests {
         descriptor::{KeyText, Secret},
     };
     use tollgate_rules::Unit;
-    use tollgate_store::OnRefusal;
+    use tollgate_store::{LimitOrigin, OnRefusal};
 
     #[test]
     fn hits_above_80_percent_of_limit_count_as_near_limit() {
@@ -227,6 +227,7 @@ mod tests {
                 limit: &limit,
                 operation: Operation::Charge(hits),
                 on_refusal: OnRefusal::Keep,
+                origin: LimitOrigin::Rule,
             };
             let (remaining, reset_after) = (limit.allowance() - after, Duration::ZERO);
             near_limit(

@@ -8,7 +8,7 @@ use tollgate_counter::{
     descriptor::{Entry, Key},
 };
 use tollgate_rules::{KeyedRules, Match, OpenMatch};
-use tollgate_store::{Check, OnRefusal, SingleDecision};
+use tollgate_store::{Check, LimitOrigin, OnRefusal, SingleDecision};
 
 use crate::limiter::{
     CheckError, Checked, Limiter, LimiterError, Status, answer::SingleAnswer, check_set::role_of,
@@ -120,7 +120,7 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
         };
         let Limiter { memory, modes, metrics, .. } = &self.limiter;
         // No other check refuses the call.
-        let check = Check { key, limit, operation, on_refusal: OnRefusal::Keep };
+        let check = Check { key, limit, operation, on_refusal: OnRefusal::Keep, origin: LimitOrigin::Rule };
         let decided = memory.apply_single(&check, self.limiter.read_clock().now);
         let SingleDecision { decision, charged, own } = decided.map_err(|_| LimiterError::Remote)?;
         let answer = SingleAnswer::from_decision(

@@ -133,8 +133,8 @@ impl ActiveView<'_> {
 
     /// Applies operations to counters in the memory of this process.
     fn operate_here(&self, operations: &[CounterCheck]) -> Result<RemoteOutcomes, LimiterError> {
-        let operate = |CounterCheck { key, limit, operation, .. }: &CounterCheck| {
-            let outcome = self.limiter.memory.operate(*key, limit, operation, self.now());
+        let operate = |CounterCheck { key, limit, operation, origin, .. }: &CounterCheck| {
+            let outcome = self.limiter.memory.operate_by(*key, (limit, *origin), operation, self.now());
             outcome.map(RemoteOutcome::from_counter).map_err(|_| LimiterError::Remote)
         };
         operations.iter().map(operate).collect()

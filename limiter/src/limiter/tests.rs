@@ -69,7 +69,12 @@ impl Submit for Owner {
     fn submit(&self, Submission { checks, mode, .. }: Submission<'_>) -> Option<Outcomes> {
         let SubmissionMode::Each = mode else { return None };
         let outcomes = checks.iter().map(|check| {
-            let outcome = self.memory.operate(check.key, &check.limit, &check.operation, self.clock.now());
+            let outcome = self.memory.operate_by(
+                check.key,
+                (&check.limit, check.origin),
+                &check.operation,
+                self.clock.now(),
+            );
             RemoteOutcome { outcome: outcome.expect("each slot is here"), decided_by: DecidedBy::Counter }
         });
         Some(Box::pin(ready(outcomes.collect())))

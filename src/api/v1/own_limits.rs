@@ -373,6 +373,17 @@ async fn change(view: &ActiveView<'_>, checked: CheckedChange<'_>) -> v1::LimitR
         Ok(outcome) => outcome,
         Err(error) => return failed(error.into()),
     };
+    if matches!(refusal, None | Some(OwnLimitRefusal::NotBackedUp)) {
+        info!(
+            name: UNLIMITED,
+            domain = record.domain,
+            rule = &*counter.rule.path,
+            descriptor = ?record.entries,
+            limit = %if is_cleared { "cleared".to_owned() } else { serde_json::to_string(&record.numbers).unwrap_or_default() },
+            set_by = record.set_by,
+            "changed the limit of its own of a key"
+        );
+    }
     let refused = match refusal {
         Some(OwnLimitRefusal::OtherVersion) => {
             Some(LimitError(Code::Aborted, "OTHER_VERSION", "the limit has another version".to_owned()))
@@ -381,18 +392,11 @@ async fn change(view: &ActiveView<'_>, checked: CheckedChange<'_>) -> v1::LimitR
             let why = "there is no memory for more limits of their own; see store.memory_limit".to_owned();
             Some(LimitError(Code::ResourceExhausted, "NO_MEMORY", why))
         }
-        None => {
-            info!(
-                name: UNLIMITED,
-                domain = record.domain,
-                rule = &*counter.rule.path,
-                descriptor = ?record.entries,
-                limit = %if is_cleared { "cleared".to_owned() } else { serde_json::to_string(&record.numbers).unwrap_or_default() },
-                set_by = record.set_by,
-                "changed the limit of its own of a key"
-            );
-            None
+        Some(OwnLimitRefusal::NotBackedUp) => {
+            let why = "it is changed, and the backup owner has not confirmed it: repeat the call".to_owned();
+            Some(LimitError(Code::Unavailable, "NOT_BACKED_UP", why))
         }
+        None => None,
     };
     let result = result(&counter, state.as_ref());
     v1::LimitResult { error: refused.map(LimitError::status), ..result }

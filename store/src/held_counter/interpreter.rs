@@ -9,7 +9,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    HoldTerms, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, UnknownId,
+    HoldTerms, LimitOrigin, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, UnknownId,
     held_counter::{
         HeldCounter, Room, TakenBack,
         draft::{Exhausted, Reserve, reserve},
@@ -23,10 +23,11 @@ use crate::{
 
 impl HeldCounter {
     /// Applies an operation on one counter, after its holds that are due have ended. Returns whether it has changed the
-    /// counter. If the counter has a limit of its own, that decides in place of `limit`.
+    /// counter. If the counter has a limit of its own, that decides in place of a rule's `limit`.
     pub fn apply(
         &mut self,
         limit: &Limit,
+        origin: LimitOrigin,
         operation: &CounterOperation,
         now: Now,
         room: Room,
@@ -35,12 +36,12 @@ impl HeldCounter {
             CounterOperation::SetOwnLimit(change) => self.set_own_limit(change, now.now, room),
             _ => None,
         };
-        let (mut outcome, mut is_changed) = match self.own_terms(now.now).cloned() {
+        let (mut outcome, mut is_changed) = match origin.replaced_by(self.own_terms(now.now)).cloned() {
             None => self.apply_by(limit, operation, now, room),
             Some(own) => {
                 let (outcome, is_changed) = self.apply_by(&own.limit, operation, now, room);
                 let decision = own.allowed(outcome.decision);
-                (OperationOutcome { decision, own: Some(own.requests_per_unit), ..outcome }, is_changed)
+                (OperationOutcome { decision, ..outcome.by_own(Some(&own)) }, is_changed)
             }
         };
         if let CounterOperation::SetOwnLimit(_) = operation {
@@ -142,12 +143,18 @@ impl HeldCounter {
 
     /// Whether the outcome of an operation would differ if the leased hits were returned: whether it would be refused only
     /// because of them, or is a refund that may be for hits that a borrower has used and not reported.
-    pub(crate) fn depends_on_leases(&self, limit: &Limit, operation: &CounterOperation, now: Now) -> bool {
+    pub(crate) fn depends_on_leases(
+        &self,
+        limit: &Limit,
+        origin: LimitOrigin,
+        operation: &CounterOperation,
+        now: Now,
+    ) -> bool {
         let leased = self.leased();
         if leased == 0 {
             return false;
         }
-        let limit = self.own_terms(now.now).map_or(limit, |own| &own.limit);
+        let limit = origin.replaced_by(self.own_terms(now.now)).map_or(limit, |own| &own.limit);
         let depends = |operation| {
             decide_leased(limit, &mut self.counter(limit, now), operation, leased, now.now).depends_on_leases
         };
@@ -177,13 +184,13 @@ impl HeldCounter {
     /// Takes back what `operation` has added to the memory of the counter, and decides as without it.
     pub(crate) fn take_growth_back(
         &mut self,
-        limit: &Limit,
+        (limit, origin): (&Limit, LimitOrigin),
         operation: &CounterOperation,
         decision: &mut Decision,
         now: Now,
         had_record: bool,
     ) -> TakenBack {
-        let own = self.own_terms(now.now).cloned();
+        let own = origin.replaced_by(self.own_terms(now.now)).cloned();
         let limit = own.as_ref().map_or(limit, |own| &own.limit);
         if !had_record && self.has_record() {
             self.packed = self.packed.take().map(PackedCounter::without_record);

@@ -10,7 +10,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, Decisions, OnRefusal, OpenHolds, OwnLimitPosition, OwnLimitState, OwnTerms, Subscribers,
+    Check, Checks, Decisions, LimitOrigin, OnRefusal, OpenHolds, OwnLimitPosition, OwnLimitState, OwnTerms,
+    Subscribers,
     held_counter::{HeldCounter, Room},
     memory::{LockedSlots, Memory},
     operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, decide_set},
@@ -67,16 +68,16 @@ impl Admin<'_> {
         refused: impl FnOnce(&[Decision]) -> bool,
     ) -> DryRun {
         let locked = LockedSlots::new(self.memory, checks, now);
-        let before = checks.iter().map(|check| locked.state(check.key, check.limit)).collect();
+        let before = checks.iter().map(|check| locked.state_of(check)).collect();
         let own = locked.each_own_terms(checks);
         let copies = checks.iter().map(|check| (check.key, locked.held(check.key)));
         let mut copies: BTreeMap<Key, HeldCounter> = copies.collect();
         drop(locked);
         let at = self.memory.at(now);
         let decisions = decide_set(checks, refused, |index, operation| {
-            let Check { key, limit, .. } = checks[index];
+            let Check { key, limit, origin, .. } = checks[index];
             let copy = copies.entry(key).or_default();
-            (copy.apply(limit, operation, at, Room::NONE).0.decision, true)
+            (copy.apply(limit, origin, operation, at, Room::NONE).0.decision, true)
         });
         let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
         DryRun { decisions: decisions.with_own(displayed), before }
@@ -109,7 +110,8 @@ impl Admin<'_> {
         let before = locked.state(key, limit);
         if locked.are_owned() {
             let operation = Operation::Peek;
-            let check = Check { key, limit, operation, on_refusal: OnRefusal::Keep };
+            let origin = LimitOrigin::Rule;
+            let check = Check { key, limit, operation, on_refusal: OnRefusal::Keep, origin };
             locked.apply(&check, &CounterOperation::Set(hits));
             locked.record_change(key);
         }
@@ -122,7 +124,9 @@ impl CounterState {
     pub fn from_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
         let peek = outcome.decision;
         let own = match &outcome.hold {
-            HoldOutcome::Shown(shown) => shown.own_limit.as_ref().and_then(|own| own.terms.as_ref()),
+            HoldOutcome::Shown(shown) if outcome.own.is_some() => {
+                shown.own_limit.as_ref().and_then(|own| own.terms.as_ref())
+            }
             _ => None,
         };
         let limit = own.map_or(limit, |own| &own.limit);

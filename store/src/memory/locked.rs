@@ -142,8 +142,17 @@ impl LockedSlots<'_> {
 
     /// The state of the counter of `key`.
     pub(super) fn state(&self, key: Key, limit: &Limit) -> CounterState {
+        self.state_by(key, limit, self.own_terms(key))
+    }
+
+    /// The state of the counter of a check.
+    pub(super) fn state_of(&self, check: &Check<'_>) -> CounterState {
+        self.state_by(check.key, check.limit, self.own_terms_of(check))
+    }
+
+    /// The state of the counter of `key` by the limit of its own, or by `limit`.
+    fn state_by(&self, key: Key, limit: &Limit, own: Option<&OwnTerms>) -> CounterState {
         let packed = self.table_ref(key).get(key);
-        let own = self.own_terms(key);
         let limit = &own.map_or(limit, |own| &own.limit).without_rate_and_burst(self.granted(key).rate);
         let counter = packed.map(|packed| packed.corrected(limit, self.memory.at(self.now)));
         let state = CounterState::new(counter.as_ref(), &self.limit_without_holds(key, limit), self.now);
@@ -184,9 +193,14 @@ impl LockedSlots<'_> {
         self.table_ref(key).side_data(key)?.own_terms(self.now)
     }
 
+    /// The limit of its own that decides on a check.
+    pub(super) fn own_terms_of(&self, check: &Check<'_>) -> Option<&OwnTerms> {
+        check.origin.replaced_by(self.own_terms(check.key))
+    }
+
     /// The limits of their own that decide on the checks, in their order.
     pub(super) fn each_own_terms(&self, checks: &[Check<'_>]) -> SmallVec<[Option<OwnTerms>; 2]> {
-        checks.iter().map(|check| self.own_terms(check.key).cloned()).collect()
+        checks.iter().map(|check| self.own_terms_of(check).cloned()).collect()
     }
 
     /// The limit that decides on `key`: its own, or `limit`.
@@ -274,12 +288,12 @@ impl LockedSlots<'_> {
         let mut copies = BTreeMap::<Key, HeldCounter>::new();
         let mut wanted = None;
         decide_set(checks, refused, |index, operation| {
-            let Check { key, limit, .. } = checks[index];
+            let Check { key, limit, origin, .. } = checks[index];
             let copy = copies.entry(key).or_insert_with(|| self.held(key));
-            if copy.depends_on_leases(limit, operation, at) {
+            if copy.depends_on_leases(limit, origin, operation, at) {
                 wanted = wanted.or(Some(key));
             }
-            (copy.apply(limit, operation, at, Room::NONE).0.decision, true)
+            (copy.apply(limit, origin, operation, at, Room::NONE).0.decision, true)
         });
         wanted.map_or(Ok(()), |key| Err(NotLocal::Leased(key)))
     }

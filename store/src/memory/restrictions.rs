@@ -80,7 +80,7 @@ mod tests {
     };
 
     use crate::{
-        Check, Memory, OnFull, OnRefusal, SlotData,
+        Check, LimitOrigin, Memory, OnFull, OnRefusal, SlotData,
         memory::tests::{BYTES, NOW, key},
     };
 
@@ -100,6 +100,7 @@ mod tests {
             limit,
             operation,
             on_refusal: OnRefusal::Keep,
+            origin: LimitOrigin::Rule,
         }
     }
 

@@ -178,14 +178,14 @@ impl Tables {
         operation: &CounterOperation,
         at: Now,
     ) -> Applied {
-        let Check { key, limit, .. } = *check;
+        let Check { key, limit, origin, .. } = *check;
         let budget = &self.resources.budget;
         // Taken out, it is not evicted itself.
         let mut taken = self.take(table, key);
         let counter = &mut taken.counter;
         let had_record = counter.has_record();
         let penalties = counter.penalties();
-        let (mut outcome, is_changed) = counter.apply(limit, operation, at, self.room());
+        let (mut outcome, is_changed) = counter.apply(limit, origin, operation, at, self.room());
         let mut taken_back = TakenBack::Nothing;
         let grown = counter.packed_heap_bytes().saturating_sub(taken.heap);
         if grown > 0 && budget.is_short_of(grown) {
@@ -193,7 +193,7 @@ impl Tables {
             self.evict_elsewhere(at.now);
             if budget.is_short_of(grown) {
                 let decision = &mut outcome.decision;
-                taken_back = counter.take_growth_back(limit, operation, decision, at, had_record);
+                taken_back = counter.take_growth_back((limit, origin), operation, decision, at, had_record);
             }
         }
         self.resources.penalties.add_penalties(penalties, counter.penalties());

@@ -19,7 +19,7 @@ use tollgate_counter::{
     time::SECOND,
 };
 
-use crate::{BYTES_MIN, Check, Checks, Epoch, OnRefusal, SlotSource, Turn};
+use crate::{BYTES_MIN, Check, Checks, Epoch, LimitOrigin, OnRefusal, SlotSource, Turn};
 
 pub(crate) const BYTES: u64 = 1 << 30;
 pub(crate) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
@@ -47,7 +47,13 @@ fn any_refused(decisions: &[Decision]) -> bool {
 pub(super) fn left(memory: &Memory, key: Key, limit: &Limit) -> u64 {
     memory
         .apply(
-            &[Check { key, limit, operation: Operation::Peek, on_refusal: OnRefusal::TakeBack }],
+            &[Check {
+                key,
+                limit,
+                operation: Operation::Peek,
+                on_refusal: OnRefusal::TakeBack,
+                origin: LimitOrigin::Rule,
+            }],
             NOW,
             |_| false,
         )
@@ -75,6 +81,7 @@ fn concurrent_callers_admit_exactly_the_limit() {
             limit: &limit,
             operation: Operation::Charge(1),
             on_refusal: OnRefusal::TakeBack,
+            origin: LimitOrigin::Rule,
         };
         let passed = race(256, |_| memory.apply_single(&check, NOW).unwrap().decision.verdict.passes());
         assert_eq!(passed, 100);
@@ -92,12 +99,14 @@ fn concurrent_check_sets_admit_exactly_the_tightest_limit() {
                 limit: &group,
                 operation: Operation::Charge(1),
                 on_refusal: OnRefusal::TakeBack,
+                origin: LimitOrigin::Rule,
             },
             Check {
                 key: user_key,
                 limit: &user,
                 operation: Operation::Charge(1),
                 on_refusal: OnRefusal::TakeBack,
+                origin: LimitOrigin::Rule,
             },
         ];
         if caller % 2 == 0 {
@@ -120,12 +129,14 @@ fn refused_call_reports_remaining_without_its_charges() {
             limit: &wide,
             operation: Operation::Charge(1),
             on_refusal: OnRefusal::TakeBack,
+            origin: LimitOrigin::Rule,
         },
         Check {
             key: key("narrow"),
             limit: &narrow,
             operation: Operation::Charge(1),
             on_refusal: OnRefusal::TakeBack,
+            origin: LimitOrigin::Rule,
         },
     ]);
     assert!(!any_refused(&memory.apply(&checks, NOW, any_refused).unwrap()));
@@ -144,6 +155,7 @@ fn two_checks_of_one_counter_charge_twice_or_not_at_all() {
             limit: &limit,
             operation: Operation::Charge(1),
             on_refusal: OnRefusal::TakeBack,
+            origin: LimitOrigin::Rule,
         }; 2],
     );
     assert!(!any_refused(&memory.apply(&twice, NOW, any_refused).unwrap()));
@@ -160,6 +172,7 @@ fn check_set_may_lock_every_slot() {
             limit: &limit,
             operation: Operation::Charge(1),
             on_refusal: OnRefusal::TakeBack,
+            origin: LimitOrigin::Rule,
         })
         .collect();
     assert!(!any_refused(&memory.apply(&checks, NOW, any_refused).unwrap()));
@@ -181,7 +194,13 @@ fn sweep_evicts_idle_counters_only() {
     for index in 0..1_000 {
         let key = key(&index.to_string());
         let (limit, hits) = if index % 2 == 0 { (&window, 1) } else { (&bucket, 4) };
-        let check = Check { key, limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack };
+        let check = Check {
+            key,
+            limit,
+            operation: Operation::Charge(hits),
+            on_refusal: OnRefusal::TakeBack,
+            origin: LimitOrigin::Rule,
+        };
         memory.apply_single(&check, NOW).unwrap();
     }
     let sweep = |hours: u64| {
@@ -254,7 +273,7 @@ proptest! {
         let mut counter = limit.fresh();
         for (step, (pause, operation)) in operations.into_iter().enumerate() {
             now = now.plus(pause);
-            let check = Check { key: key("one"), limit: &limit, operation, on_refusal: OnRefusal::TakeBack };
+            let check = Check { key: key("one"), limit: &limit, operation, on_refusal: OnRefusal::TakeBack, origin: LimitOrigin::Rule };
             let kept = memory.apply_single(&check, now).unwrap().decision;
             let expected = limit.decide(&mut counter, now, operation);
             prop_assert_eq!(kept.verdict, expected.verdict);
@@ -269,7 +288,13 @@ proptest! {
 }
 
 pub(super) fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -> bool {
-    let check = Check { key, limit, operation: Operation::Charge(1), on_refusal: OnRefusal::TakeBack };
+    let check = Check {
+        key,
+        limit,
+        operation: Operation::Charge(1),
+        on_refusal: OnRefusal::TakeBack,
+        origin: LimitOrigin::Rule,
+    };
     memory.apply_single(&check, now).unwrap().decision.verdict.passes()
 }
 

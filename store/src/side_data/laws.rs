@@ -10,8 +10,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, Consumption, CounterOperation, HeldCounter, HoldId, HoldTerms, Memory, OnExpiry, OnFull,
-    OnRefusal, OwnLimitChange, OwnTerms, SlotData, SlotSource, StoredSlot,
+    Check, Checks, Consumption, CounterOperation, HeldCounter, HoldId, HoldTerms, LimitOrigin, Memory,
+    OnExpiry, OnFull, OnRefusal, OwnLimitChange, OwnTerms, SlotData, SlotSource, StoredSlot,
     memory::tests::{BYTES, NOW},
     side_data::SideData,
 };
@@ -100,7 +100,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 const LATER: Timestamp = NOW.plus(SECOND);
 
 fn check(limit: &Limit, operation: Operation) -> Check<'_> {
-    Check { key: KEY, limit, operation, on_refusal: OnRefusal::TakeBack }
+    Check { key: KEY, limit, operation, on_refusal: OnRefusal::TakeBack, origin: LimitOrigin::Rule }
 }
 
 fn change(limit: &Limit) -> OwnLimitChange {

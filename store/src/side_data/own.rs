@@ -48,7 +48,7 @@ pub struct OwnLimitState {
 /// What has become of a change of an own limit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OwnLimitOutcome {
-    /// Why nothing has changed; `None` if it has.
+    /// Why nothing has changed, or is not safe; `None` if it has.
     pub refusal: Option<OwnLimitRefusal>,
     /// The own limit after the operation, if there is one.
     pub state: Option<OwnLimitState>,
@@ -61,6 +61,8 @@ pub enum OwnLimitRefusal {
     OtherVersion,
     /// There is no memory for it.
     NoMemory,
+    /// It has changed, and no backup is known to have it: it is lost if its owner dies now.
+    NotBackedUp,
 }
 
 /// Where a list of limits of their own continues.

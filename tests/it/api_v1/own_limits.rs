@@ -5,8 +5,8 @@ use std::{fs, time::Duration};
 use tempfile::TempDir;
 use tokio::{process::Command, time::timeout};
 use tollgate_wire::proto::tollgate::v1::{
-    Answer, ClearLimitsRequest, GetLimitsRequest, LimitResult, ListLimitsRequest, OwnLimit, ResetRequest,
-    SetLimit, SetLimitsRequest, answer::Verdict, limit::Unit,
+    Answer, ClearLimitsRequest, Descriptor, GetLimitsRequest, Limit, LimitResult, ListLimitsRequest,
+    OwnLimit, Request as V1Request, ResetRequest, SetLimit, SetLimitsRequest, answer::Verdict, limit::Unit,
 };
 use tonic::{Code, Request};
 
@@ -33,6 +33,7 @@ descriptors:
     rate_limit:
       {algorithm: token_bucket, unit: minute, requests_per_unit: 6, own: {requests_per_unit: {max: 600}}}
   - {key: plain, rate_limit: {unit: year, requests_per_unit: 3}}
+  - {key: classic, rate_limit: {unit: year, requests_per_unit: 3, own: {requests_per_unit: {max: 1000}}}}
   - {key: staff, rate_limit: {unlimited: true}}
 ";
 
@@ -250,17 +251,23 @@ async fn own_limits_are_listed_in_pages_by_domain_and_prefix() {
     assert_eq!(reason_of(&error), "PAGE_TOKEN");
 }
 
+/// Two replicas of a cluster.
+async fn two_replicas(secret: &TempDir, token_file: &str) -> (Service, Service) {
+    let overrides = [("admin.token_file", token_file)];
+    let first = replica_with(RULES, secret, "off", &overrides).await;
+    let address = cluster_view(&first).await["members"][0]["address"].as_str().unwrap().to_owned();
+    let second = replica_with(RULES, secret, &address, &overrides).await;
+    until_linked(&first).await;
+    until_linked(&second).await;
+    (first, second)
+}
+
 #[tokio::test]
 async fn own_limits_hold_in_a_cluster_and_move_with_their_counters() {
     const USERS: usize = 40;
     let (_folder, file) = token();
     let secret = tempfile::tempdir().unwrap();
-    let overrides = [("admin.token_file", &*file)];
-    let first = replica_with(RULES, &secret, "off", &overrides).await;
-    let address = cluster_view(&first).await["members"][0]["address"].as_str().unwrap().to_owned();
-    let second = replica_with(RULES, &secret, &address, &overrides).await;
-    until_linked(&first).await;
-    until_linked(&second).await;
+    let (first, second) = two_replicas(&secret, &file).await;
     let limit = |user: usize| SetLimit { limit: Some(own(&user.to_string(), 10)), replaces_version: Some(0) };
     let results = set_all(&first, (0..USERS).map(limit).collect()).await;
     assert!(results.iter().all(|result| result.error.is_none() && result.limit.is_some()), "{results:?}");
@@ -293,6 +300,59 @@ async fn own_limits_hold_in_a_cluster_and_move_with_their_counters() {
     let answers = charge_all(&second, 1).await;
     assert_eq!(remaining(&answers), vec![vec![10]; USERS]);
     assert!(answers.iter().all(|answer| answer.limits[0].requests_per_unit == 20 && !answer.degraded));
+}
+
+/// A request of a user that sends a limit, in the window of the rule for `classic` users.
+fn with_sent(user: &str, requests_per_unit: u32) -> V1Request {
+    let limit = Limit { requests_per_unit, unit: Unit::Year.into() };
+    let descriptor = Descriptor { limit: Some(limit), ..descriptor("classic", user) };
+    V1Request { descriptors: vec![descriptor], ..request("classic", user) }
+}
+
+/// Sets limits of their own in the class of `classic`, and lets requests send larger and smaller ones.
+async fn sent_limits_decide(setter: &Service, replicas: &[&Service]) {
+    const USERS: usize = 20;
+    let users: Vec<_> = (0..USERS).map(|user| user.to_string()).collect();
+    let limit = |user: &String| {
+        let limit = OwnLimit { key: Some(descriptor("classic", user)), ..own("", 2) };
+        SetLimit { limit: Some(limit), replaces_version: None }
+    };
+    let results = set_all(setter, users.iter().map(limit).collect()).await;
+    assert!(results.iter().all(|result| result.error.is_none()), "{results:?}");
+    for (round, replica) in replicas.iter().enumerate() {
+        let ask = async |request: &dyn Fn(&String) -> V1Request| {
+            check(replica, each(users.iter().map(request).collect())).await
+        };
+        // A classic limit counts what it refuses.
+        let counted = 5 * round as u64;
+        let answers = ask(&|user| with_hits(with_sent(user, 100), 3)).await;
+        assert_eq!(verdicts(&answers), [Verdict::Allowed; USERS], "the request's number is larger");
+        assert_eq!(remaining(&answers), vec![vec![97 - counted]; USERS]);
+        assert!(answers.iter().all(|answer| answer.limits[0].requests_per_unit == 100 && !answer.degraded));
+        for (request, number) in [
+            (&(|user: &String| request("classic", user)) as &dyn Fn(&String) -> V1Request, 2),
+            (&|user: &String| with_sent(user, 1), 1),
+        ] {
+            let answers = ask(request).await;
+            assert_eq!(verdicts(&answers), [Verdict::Denied; USERS]);
+            assert!(answers.iter().all(|answer| answer.limits[0].requests_per_unit == number));
+        }
+    }
+}
+
+#[tokio::test]
+async fn limit_in_a_request_decides_in_place_of_own_limit() {
+    let (_folder, file) = token();
+    let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
+    sent_limits_decide(&service, &[&service]).await;
+}
+
+#[tokio::test]
+async fn limit_in_a_forwarded_request_decides_in_place_of_own_limit() {
+    let (_folder, file) = token();
+    let secret = tempfile::tempdir().unwrap();
+    let (first, second) = two_replicas(&secret, &file).await;
+    sent_limits_decide(&first, &[&first, &second]).await;
 }
 
 #[tokio::test]

@@ -24,7 +24,7 @@ pub(super) struct HandOffs {
 /// A hand-off that is not acknowledged yet.
 #[derive(Clone, Debug)]
 pub(super) struct PendingHandOff {
-    slot: Slot,
+    pub(super) slot: Slot,
     pub(super) copy: VersionedSlot,
     pub(super) origin: RecoveryOrigin,
     pub(super) to: MemberId,

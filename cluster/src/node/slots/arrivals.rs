@@ -6,7 +6,8 @@ use crate::{
     MemberId,
     message::{HandOff, HandOffId, Message, SlotOwner, Version, VersionedSlot},
     node::{
-        backup::BackupOutcome, context::Context, membership::Departure, ownership::Arrival, slots::Slots,
+        backup::BackupOutcome, backup_sender::BackedUp, context::Context, membership::Departure,
+        ownership::Arrival, slots::Slots,
     },
 };
 
@@ -79,7 +80,9 @@ impl Slots {
 
     /// The receiver owns the slot of a hand-off, and its data is safe.
     pub(in crate::node) fn receive_hand_off_ack(&mut self, id: HandOffId, cx: &mut Context<'_>) {
-        if let Some(to) = self.ownership.receive_ack(id, cx) {
+        if let Some((slot, to)) = self.ownership.receive_ack(id, cx) {
+            // The new owner has what was changed here, and a backup of it.
+            self.backup_sender.answer(slot, BackedUp::Yes);
             self.send_more_data(to, cx);
         }
     }
@@ -116,6 +119,7 @@ impl Slots {
         cx: &mut Context<'_>,
     ) {
         if let Some(answered) = self.backup_sender.answered(from, slot, version) {
+            self.backup_sender.answer_sent(slot, BackedUp::No);
             self.backup_answered(from, slot, answered, cx);
         }
     }
@@ -130,6 +134,7 @@ impl Slots {
         cx.out.stats.backups_arrived += 1;
         if let Some(answered) = self.backup_sender.answered(from, slot, version) {
             cx.out.stats.backup_arrived_at = cx.now;
+            self.backup_sender.answer_sent(slot, BackedUp::Yes);
             self.backup_answered(from, slot, answered, cx);
         }
     }

@@ -5,7 +5,11 @@ use tollgate_store::Slot;
 use crate::{
     MemberId,
     message::{SlotGrants, SlotOwner},
-    node::{backup_sender::BackupAnswered, context::Context, slots::Slots},
+    node::{
+        backup_sender::{BackedUp, BackupAnswered},
+        context::Context,
+        slots::Slots,
+    },
 };
 
 impl Slots {
@@ -80,6 +84,7 @@ impl Slots {
     pub(super) fn send_backup(&mut self, slot: Slot, cx: &mut Context<'_>) {
         let Some(version) = self.ownership.version(slot) else { return };
         let Some(backup_owner) = cx.members.backup_owner(slot, cx.now) else {
+            self.backup_sender.answer(slot, BackedUp::Yes);
             return self.ownership.acknowledge(slot, cx.out);
         };
         let is_urgent = self.ownership.has_acks_due(slot);

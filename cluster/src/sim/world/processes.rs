@@ -146,8 +146,7 @@ impl World {
         let recent = self.now.min(cut_at).saturating_sub(window);
         let mut lost = BTreeSet::new();
         let mut forgotten = BTreeSet::new();
-        for key in 0..self.keys.len() {
-            let slot = Slot::for_key(self.keys[key].key, self.shape.slots);
+        for (key, slot) in self.each_slot_of_key() {
             if at_risk.contains(&slot) {
                 if self.has_recent_copy(slot, &killed) { &mut lost } else { &mut forgotten }.insert(key);
             }
@@ -169,6 +168,7 @@ impl World {
                 let has_slot = |slot| snapshot.copies.iter().any(|copy| copy.slot == slot);
                 let is_in = |key: &usize| has_slot(Slot::for_key(self.keys[*key].key, self.shape.slots));
                 let keys = (0..self.keys.len()).filter(is_in).collect();
+                self.own_limits.lost.push((unsure_from, self.now));
                 self.snapshots.push_back(Some(snapshot.clone()));
                 self.record.faults.push(Fault { at: self.now, unsure_from, forgets: None, keys });
             }
@@ -237,6 +237,10 @@ impl World {
                 Purpose::Settle(number) | Purpose::SettleAgain(number) => {
                     let is_first = matches!(purpose, Purpose::Settle(_));
                     self.finish_settlement(number, is_first, &checks, called_at, None);
+                    continue;
+                }
+                Purpose::SetLimit(key, change) => {
+                    self.own_limits.finish(key, change, None, self.now);
                     continue;
                 }
                 Purpose::Decide | Purpose::Reserve(_) | Purpose::ReserveAgain(..) => {}

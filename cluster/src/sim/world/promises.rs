@@ -91,8 +91,8 @@ impl World {
             return;
         }
         let lacks = |slot| self.processes.values().any(|process| process.node.lacks_origin(slot));
-        let is_forgetful = |key: &usize| lacks(Slot::for_key(self.keys[*key].key, self.shape.slots));
-        let keys: BTreeSet<usize> = (0..self.keys.len()).filter(is_forgetful).collect();
+        let is_forgetful = |(key, slot): (usize, Slot)| lacks(slot).then_some(key);
+        let keys: BTreeSet<usize> = self.each_slot_of_key().filter_map(is_forgetful).collect();
         let new: BTreeSet<usize> = keys.difference(&self.forgetful).copied().collect();
         if !new.is_empty() {
             self.note_fault_of(new, Some((0, self.now)));
@@ -134,6 +134,9 @@ impl World {
             return Some(format!("{without_owner} answers were degraded"));
         }
         if let Some(wrong) = &self.reservations.wrong {
+            return Some(wrong.clone());
+        }
+        if let Some(wrong) = &self.own_limits.wrong {
             return Some(wrong.clone());
         }
         let bytes = self.processes.values().map(|process| process.memory.stats().bytes).max();

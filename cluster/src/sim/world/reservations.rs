@@ -84,7 +84,7 @@ impl World {
         self.submit_holds(number, OpenCall::for_holds(purpose, checks, operations, self.now));
     }
 
-    fn submit_holds(&mut self, number: usize, call: OpenCall) {
+    pub(super) fn submit_holds(&mut self, number: usize, call: OpenCall) {
         self.calls_started += 1;
         let ticket = self.calls_started;
         self.open.insert((number, ticket), call);
@@ -100,6 +100,7 @@ impl World {
         self.totals.unanswered += u64::from(is_unanswered);
         match &purpose {
             Purpose::Decide => {}
+            Purpose::SetLimit(key, change) => self.finish_set_limit(*key, *change, outcomes),
             Purpose::Settle(hold) | Purpose::SettleAgain(hold) => {
                 let is_first = matches!(purpose, Purpose::Settle(_));
                 let answer = settled(outcomes).ok();
@@ -188,7 +189,10 @@ impl World {
                     self.note(key, effect(index)(hits), called_at, is_unanswered);
                 }
             }
-            (Purpose::Decide | Purpose::Settle(_) | Purpose::SettleAgain(_), Some(_)) => {}
+            (
+                Purpose::Decide | Purpose::Settle(_) | Purpose::SettleAgain(_) | Purpose::SetLimit(..),
+                Some(_),
+            ) => {}
         }
     }
 

@@ -40,6 +40,7 @@ impl World {
                 let (at, stored) = &self.stored;
                 let since = at.saturating_sub(CRASH_WINDOW);
                 self.snapshots = stored.values().cloned().map(Some).collect();
+                self.own_limits.lost.push((since, self.now));
                 self.note_fault(Some(since));
             }
             Step::Drain(number) => self.drain(*number),
@@ -91,9 +92,11 @@ impl World {
                 self.traffic.holds_per_second = *calls_per_second;
                 self.record.has_holds = true;
             }
+            Step::Own(calls_per_second) => self.traffic.own_per_second = *calls_per_second,
             Step::Envoys(demands) => self.start_envoys(demands),
             Step::Flood(keys) => self.flood(*keys),
             Step::Tamper(Tamper::CancelHolds(key)) => self.cancel_holds(*key),
+            Step::Tamper(Tamper::ForgetOwnLimits) => self.forget_own_limits(),
             Step::Tamper(Tamper::SetHits(key, hits)) => {
                 let TestKey { key, limit, .. } = self.keys[*key].clone();
                 if let Some(owner) = self.owner(key) {

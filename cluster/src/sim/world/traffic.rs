@@ -22,8 +22,10 @@ use crate::{
 impl World {
     pub(super) fn set_traffic(&mut self, calls_per_second: u32, keys: usize, is_mixed: bool) {
         // No traffic at all has no reservations either.
-        let holds_per_second = if calls_per_second > 0 { self.traffic.holds_per_second } else { 0 };
-        self.traffic = Traffic { calls_per_second, keys, is_mixed, holds_per_second };
+        let unless_quiet = |calls| if calls_per_second > 0 { calls } else { 0 };
+        let holds_per_second = unless_quiet(self.traffic.holds_per_second);
+        let own_per_second = unless_quiet(self.traffic.own_per_second);
+        self.traffic = Traffic { calls_per_second, keys, is_mixed, holds_per_second, own_per_second };
         self.record.is_mixed |= is_mixed;
     }
 
@@ -122,7 +124,8 @@ impl World {
             let applied =
                 self.processes[&number].memory.apply(&calls::of_store(&call.checks), wall, calls::refused);
             if let Ok(decisions) = applied {
-                return self.finish_call(call, !calls::refused(&decisions), |_| false);
+                let decided = |check| (DecidedBy::Counter, decisions.own(check));
+                return self.finish_call(call, !calls::refused(&decisions), decided);
             }
         }
         self.open.insert((number, ticket), call);
@@ -179,18 +182,31 @@ impl World {
                     return self.finish_holds(number, call, &outcomes);
                 }
                 let passes = outcomes.iter().all(|outcome| outcome.outcome.decision.verdict.passes());
-                let is_degraded = |outcome: &RemoteOutcome| outcome.decided_by == DecidedBy::Degraded;
-                self.finish_call(call, passes, |check| is_degraded(&outcomes[check]));
+                let decided = |check| {
+                    let RemoteOutcome { outcome, decided_by } = &outcomes[check];
+                    (*decided_by, outcome.displayed())
+                };
+                self.finish_call(call, passes, decided);
             }
         }
     }
 
-    fn finish_call(&mut self, call: OpenCall, passes: bool, is_degraded: impl Fn(usize) -> bool) {
+    /// Ends a call. `decided` says what has decided each check, and what the limit of its own displays that has.
+    fn finish_call(
+        &mut self,
+        call: OpenCall,
+        passes: bool,
+        decided: impl Fn(usize) -> (DecidedBy, Option<u64>),
+    ) {
+        let is_degraded = |check| decided(check).0 == DecidedBy::Degraded;
         let OpenCall { checks, called_at, waits_since, taken_back, .. } = call;
         self.totals.answers += 1;
         self.totals.slowest = self.totals.slowest.max(self.now - waits_since);
         for (index, check) in checks.iter().enumerate() {
-            let Some(key) = check.number else { continue };
+            let Some(key) = check.number else {
+                self.note_own(check.key, decided(index), passes, called_at);
+                continue;
+            };
             let effect = match check.operation {
                 Operation::Peek => continue,
                 Operation::Charge(hits) if passes => Effect::Passed(hits),

@@ -13,8 +13,8 @@ use tollgate_counter::{
     time::{SECOND, Timestamp},
 };
 use tollgate_store::{
-    Check, Checks, CounterOperation, Epoch, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, Memory,
-    OnExpiry, OnFull, OnRefusal, OperationOutcome, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal,
+    Check, Checks, CounterOperation, Epoch, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, LimitOrigin,
+    Memory, OnExpiry, OnFull, OnRefusal, OperationOutcome, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal,
     OwnLimitState, OwnTerms, SettleOutcome, Settled, Slot, SlotData, UnknownId,
     divider::{
         Assignment, Assignments, DividerReport, Dividers, SlotDivisions, SubscriberId, SubscriberReport,
@@ -110,10 +110,19 @@ fn held(charges: &[(u64, Limit, u64)]) -> Memory {
         let key = Key::from_halves(0, *low);
         let operation = Operation::Charge(*hits);
         memory
-            .apply(&[Check { key, limit, operation, on_refusal: OnRefusal::Keep }], NOW, |_| false)
+            .apply(
+                &[Check { key, limit, operation, on_refusal: OnRefusal::Keep, origin: LimitOrigin::Rule }],
+                NOW,
+                |_| false,
+            )
             .unwrap();
-        let check =
-            Check { key, limit, operation: Operation::Charge(*hits / 2), on_refusal: OnRefusal::TakeBack };
+        let check = Check {
+            key,
+            limit,
+            operation: Operation::Charge(*hits / 2),
+            on_refusal: OnRefusal::TakeBack,
+            origin: LimitOrigin::Rule,
+        };
         let terms = HoldTerms::new(HoldId::random(), HOLD_TTL_DEFAULT, OnExpiry::Release).unwrap();
         let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
         memory.reserve(&Checks::from_slice(&[check]), &terms, NOW, refused).unwrap();
@@ -280,6 +289,7 @@ prop_compose! {
         refusal in prop::option::of(prop::sample::select(vec![
             OwnLimitRefusal::OtherVersion,
             OwnLimitRefusal::NoMemory,
+            OwnLimitRefusal::NotBackedUp,
         ])),
         state in prop::option::of((own_limit_change(), number())),
     ) -> OwnLimitOutcome {
@@ -294,6 +304,7 @@ prop_compose! {
 fn operation() -> BoxedStrategy<RemoteOperation> {
     prop_oneof![
         8 => counter_operation().prop_map(RemoteOperation::Counter),
+        1 => counter_operation().prop_map(RemoteOperation::CounterByRequest),
         1 => contents().prop_map(RemoteOperation::Absorb),
         1 => settlement().boxed().prop_map(RemoteOperation::Settle),
         1 => (subscriber(), quota_terms(), report())
@@ -354,7 +365,7 @@ prop_compose! {
         receipt in prop::option::of(receipt()),
         charged in number(),
         hold in hold_outcome(),
-        own in prop::option::of(number()),
+        own in prop::option::of(own_terms().prop_map(Box::new)),
         lease in prop::option::of(lease_reply().prop_map(Box::new)),
     ) -> CheckReply {
         let decision = Decision { verdict, remaining, reset_after, receipt };

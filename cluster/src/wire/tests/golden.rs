@@ -15,8 +15,8 @@ use tollgate_counter::{
     time::SECOND,
 };
 use tollgate_store::{
-    Check, CounterOperation, Epoch, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
-    OperationOutcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
+    Check, CounterOperation, Epoch, HoldId, HoldOutcome, HoldTerms, LimitOrigin, Memory, OnExpiry, OnFull,
+    OnRefusal, OperationOutcome, SettleOutcome, Settled, Slot, SlotData, UnknownId,
     divider::{Assignment, DividerReport, SlotDivisions, SubscriberId, SubscriberUsage},
 };
 
@@ -94,7 +94,8 @@ fn contents() -> Arc<SlotData> {
     memory.acquire(Slot(0), SlotData::default(), NOW.minus(SECOND));
     let limit = bucket();
     let operation = Operation::Charge(20);
-    let check = Check { key: KEY, limit: &limit, operation, on_refusal: OnRefusal::Keep };
+    let check =
+        Check { key: KEY, limit: &limit, operation, on_refusal: OnRefusal::Keep, origin: LimitOrigin::Rule };
     memory.apply(&[check], NOW.minus(SECOND), |_| false).unwrap();
     Arc::new(memory.whole(Slot(0)).data)
 }
@@ -148,6 +149,10 @@ fn encoding_of_operations_is_stable() {
         (
             counter(CounterOperation::Decide(Operation::Charge(1))),
             "290c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc03140000000101000080ade20401",
+        ),
+        (
+            RemoteOperation::CounterByRequest(CounterOperation::Decide(Operation::Charge(1))),
+            "290c8202888e98a8c0e080810198aed8a8c1e284891104058094ebdc03140004000101000080ade20401",
         ),
         (
             counter(CounterOperation::Decide(Operation::Refund(300))),

@@ -9,7 +9,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, EncodedSlot, Epoch, Memory, OnFull, OnRefusal, Slot, SlotSource,
+    Check, EncodedSlot, Epoch, LimitOrigin, Memory, OnFull, OnRefusal, Slot, SlotSource,
     divider::{
         ASSIGNMENT_TTL, Assignment, Assignments, DividerReport, Dividers, SlotDivisions, SubscriberId,
         SubscriberReport, SubscriberUsage,
@@ -229,6 +229,7 @@ impl World {
             limit: &self.limit,
             operation: Operation::Charge(1),
             on_refusal: OnRefusal::TakeBack,
+            origin: LimitOrigin::Rule,
         };
         self.memory.apply_single(&check, self.now).unwrap().decision.verdict.passes()
     }

@@ -7,7 +7,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    UnknownId,
+    LimitOrigin, UnknownId,
     held_counter::{HeldCounter, Room},
     operation::{CounterOperation, OperationOutcome},
 };
@@ -23,7 +23,7 @@ impl Held<'_> {
     fn apply(&mut self, operation: &CounterOperation) -> OperationOutcome {
         let now = Now { now: self.now, given_up: None };
         self.counter.catch_up(self.limit, now);
-        self.counter.apply(self.limit, operation, now, Room::OF_VALUE).0
+        self.counter.apply(self.limit, LimitOrigin::Rule, operation, now, Room::OF_VALUE).0
     }
 
     fn decide(&mut self, operation: Operation) -> Decision {

@@ -13,8 +13,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    BYTES_MIN, CounterOperation, HOLD_RETENTION, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLDS_MAX, OnExpiry, OnFull,
-    OnRefusal, SettleOutcome, Settled, SlotData, UnknownId,
+    BYTES_MIN, CounterOperation, HOLD_RETENTION, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLDS_MAX, LimitOrigin,
+    OnExpiry, OnFull, OnRefusal, SettleOutcome, Settled, SlotData, UnknownId,
     held_counter::Room,
     holds::IDS_MAX,
     memory::{
@@ -30,7 +30,13 @@ const DAY: u64 = 86_400 * SECOND;
 const SLOTS: u16 = 4;
 
 fn check(key: Key, limit: &Limit, hits: u64) -> Check<'_> {
-    Check { key, limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack }
+    Check {
+        key,
+        limit,
+        operation: Operation::Charge(hits),
+        on_refusal: OnRefusal::TakeBack,
+        origin: LimitOrigin::Rule,
+    }
 }
 
 fn id(name: &str) -> HoldId {

@@ -11,7 +11,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, NotLocal, OnFull, OnRefusal, Slot, SlotData,
+    Check, Checks, LimitOrigin, NotLocal, OnFull, OnRefusal, Slot, SlotData,
     memory::tests::{BYTES, NOW, bucket, key, second_of, window},
 };
 
@@ -29,8 +29,13 @@ fn charge(
     hits: u64,
     now: Timestamp,
 ) -> Result<Decision<Infallible>, NotLocal> {
-    let check =
-        Check { key: key("one"), limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack };
+    let check = Check {
+        key: key("one"),
+        limit,
+        operation: Operation::Charge(hits),
+        on_refusal: OnRefusal::TakeBack,
+        origin: LimitOrigin::Rule,
+    };
     memory.apply_single(&check, now).map(|decided| decided.decision)
 }
 
@@ -57,8 +62,13 @@ fn leased_hits_count_as_charged_until_returned() {
 fn call_refused_only_for_leased_hits_charges_nothing() {
     let (memory, limit, name) = (sharing(), window(10), key("one"));
     memory.leases().lease(name, &limit, 10, NOW).unwrap();
-    let check =
-        |key| Check { key, limit: &limit, operation: Operation::Charge(1), on_refusal: OnRefusal::Keep };
+    let check = |key| Check {
+        key,
+        limit: &limit,
+        operation: Operation::Charge(1),
+        on_refusal: OnRefusal::Keep,
+        origin: LimitOrigin::Rule,
+    };
     let any_refused = |decisions: &[Decision]| decisions.iter().any(|decision| !decision.verdict.passes());
     let checks = Checks::from([check(key("other")), check(name)]);
     assert_eq!(memory.apply(&checks, NOW, any_refused).unwrap_err(), NotLocal::Leased(name));
@@ -100,7 +110,7 @@ fn refund_beyond_charged_hits_waits_for_leased_ones() {
     memory.leases().lease(name, &limit, 6, NOW).unwrap();
     let refund = || {
         let (operation, on_refusal) = (Operation::Refund(4), OnRefusal::TakeBack);
-        let check = Check { key: name, limit: &limit, operation, on_refusal };
+        let check = Check { key: name, limit: &limit, operation, on_refusal, origin: LimitOrigin::Rule };
         memory.apply_single(&check, NOW).map(|decided| decided.decision.remaining)
     };
     assert_eq!(refund(), Err(NotLocal::Leased(name)));

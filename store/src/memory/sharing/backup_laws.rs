@@ -11,7 +11,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, HoldId, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal, SlotData, UnknownId,
+    Check, Checks, HoldId, HoldTerms, LimitOrigin, Memory, OnExpiry, OnFull, OnRefusal, SlotData, UnknownId,
     memory::tests::{BYTES, NOW, stored},
 };
 
@@ -59,7 +59,7 @@ struct Owner {
 }
 
 fn check(key: Key, limit: &Limit, operation: Operation) -> Check<'_> {
-    Check { key, limit, operation, on_refusal: OnRefusal::TakeBack }
+    Check { key, limit, operation, on_refusal: OnRefusal::TakeBack, origin: LimitOrigin::Rule }
 }
 
 fn id(name: u8) -> HoldId {

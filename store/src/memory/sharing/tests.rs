@@ -11,7 +11,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, CounterOperation, NotLocal, OnFull, OnRefusal, SlotDecodeError,
+    Check, Checks, CounterOperation, LimitOrigin, NotLocal, OnFull, OnRefusal, SlotDecodeError,
     memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, stored, window},
 };
 
@@ -39,7 +39,7 @@ fn operation(
     operation: Operation,
     now: Timestamp,
 ) -> Result<Decision<Infallible>, NotLocal> {
-    let check = Check { key, limit, operation, on_refusal: OnRefusal::TakeBack };
+    let check = Check { key, limit, operation, on_refusal: OnRefusal::TakeBack, origin: LimitOrigin::Rule };
     memory.apply_single(&check, now).map(|decided| decided.decision)
 }
 
@@ -54,7 +54,13 @@ fn call_that_needs_unowned_slot_charges_nothing() {
     let missing = (0..).map(number).find(|key| memory.slot(*key) == Slot(0)).unwrap();
     let here = (0..).map(number).find(|key| memory.slot(*key) == Slot(1)).unwrap();
     let (operation, on_refusal) = (Operation::Charge(1), OnRefusal::TakeBack);
-    let checks = Checks::from([here, missing].map(|key| Check { key, limit: &limit, operation, on_refusal }));
+    let checks = Checks::from([here, missing].map(|key| Check {
+        key,
+        limit: &limit,
+        operation,
+        on_refusal,
+        origin: LimitOrigin::Rule,
+    }));
     assert_eq!(memory.apply(&checks, NOW, |_| false).unwrap_err(), NotLocal::Slot(Slot(0)));
     assert_eq!(left(&memory, here, &limit), 10);
     memory.acquire(Slot(0), SlotData::default(), NOW);
@@ -319,7 +325,7 @@ proptest! {
         let (mut copy, mut receipts) = (memory.whole(slot).data, Vec::new());
         for (operation, pause, then) in steps {
             now = now.plus(pause);
-            let check = Check { key: name, limit: &limit, operation, on_refusal: OnRefusal::Keep };
+            let check = Check { key: name, limit: &limit, operation, on_refusal: OnRefusal::Keep, origin: LimitOrigin::Rule };
             receipts.extend(memory.apply(&[check], now, |_| false).unwrap()[0].receipt);
             match (then, receipts.pop()) {
                 (0, Some(receipt)) => {

@@ -9,8 +9,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, CounterOperation, HoldId, HoldOutcome, HoldTerms, Memory, OnExpiry, OnFull, OnRefusal,
-    OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, OwnTerms, UnknownId,
+    Check, CounterOperation, HoldId, HoldOutcome, HoldTerms, LimitOrigin, Memory, OnExpiry, OnFull,
+    OnRefusal, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, OwnTerms, UnknownId,
     memory::tests::{BYTES, NOW, key},
 };
 
@@ -73,7 +73,7 @@ proptest! {
             now = now.plus(pause);
             let set = |memory: &Memory, limit: &Limit, hits| {
                 let check = |key| Check {
-                    key, limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack,
+                    key, limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack, origin: LimitOrigin::Rule,
                 };
                 let refused = |each: &[Decision]| each.iter().any(|decision| !decision.verdict.passes());
                 let other = Check { limit: rule, ..check(other) };
@@ -170,7 +170,13 @@ fn own_limit_without_memory_is_refused_and_changes_nothing() {
     for number in 0..100_000 {
         let name = key(&format!("other {number}"));
         let operation = Operation::Charge(1);
-        let check = Check { key: name, limit: rule, operation, on_refusal: OnRefusal::Keep };
+        let check = Check {
+            key: name,
+            limit: rule,
+            operation,
+            on_refusal: OnRefusal::Keep,
+            origin: LimitOrigin::Rule,
+        };
         memory.apply_single(&check, NOW).unwrap();
     }
     for number in 0..refused {
@@ -204,7 +210,8 @@ fn unlimited_key_passes_everything_and_is_counted() {
     let change = OwnLimitChange { terms, expires_after: None, record: Box::default(), replaces: None };
     memory.operate(name, rule, &CounterOperation::SetOwnLimit(Box::new(change)), NOW).unwrap();
     let operation = Operation::Charge(2_000_000);
-    let check = Check { key: name, limit: rule, operation, on_refusal: OnRefusal::Keep };
+    let check =
+        Check { key: name, limit: rule, operation, on_refusal: OnRefusal::Keep, origin: LimitOrigin::Rule };
     let decided = memory.apply_single(&check, NOW).unwrap();
     assert!(decided.decision.verdict.passes());
     assert_eq!((decided.decision.remaining, decided.own), (u64::MAX, Some(OwnTerms::UNLIMITED)));
@@ -212,4 +219,50 @@ fn unlimited_key_passes_everything_and_is_counted() {
     memory.apply_single(&charge, NOW).unwrap();
     memory.operate(name, rule, &cleared(), NOW).unwrap();
     assert!(!memory.apply_single(&charge, NOW).unwrap().decision.verdict.passes(), "it has used 2 of 3");
+}
+
+#[test]
+fn limit_of_a_request_decides_in_place_of_own_limit() {
+    let [rule, own_one, sent] = [20, 2, 5].map(|allowance| every_limit(allowance, 3_600 * SECOND)[0].clone());
+    for own_limit in [own(&own_one, None), own(&rule, None)] {
+        let [memory, model] = [(); 2].map(|()| Memory::new(BYTES, OnFull::Deny));
+        let [name, other] = [key("one"), key("other")];
+        memory.operate(name, &rule, &own_limit, NOW).unwrap();
+        let check = |operation| Check {
+            key: name,
+            limit: &sent,
+            operation,
+            on_refusal: OnRefusal::TakeBack,
+            origin: LimitOrigin::Request,
+        };
+        let id = HoldId::new(b"id").unwrap();
+        let terms = HoldTerms::new(id.clone(), Duration::from_secs(2), OnExpiry::Release).unwrap();
+        let both = |operation: CounterOperation| {
+            let by = (&sent, LimitOrigin::Request);
+            let [with_own, without] =
+                [&memory, &model].map(|memory| memory.operate_by(name, by, &operation, NOW).unwrap());
+            assert_eq!(
+                (with_own.own, without_receipt(with_own.decision)),
+                (None, without_receipt(without.decision))
+            );
+            assert_eq!(with_own.charged, without.charged, "{operation:?}");
+        };
+        both(CounterOperation::Reserve { terms: Box::new(terms), hits: 2 });
+        both(CounterOperation::Settle { id, actual: 1, unknown: UnknownId::Remember });
+        for _ in 0..5 {
+            both(CounterOperation::Decide(Operation::Charge(1)));
+        }
+        both(CounterOperation::Decide(Operation::Refund(4)));
+        both(CounterOperation::Show);
+        let set = |memory: &Memory| {
+            let checks = [check(Operation::Charge(2)), Check { key: other, ..check(Operation::Charge(6)) }];
+            let refused = |each: &[Decision]| each.iter().any(|decision| !decision.verdict.passes());
+            let decisions = memory.apply(&checks, NOW, refused).unwrap();
+            let dry_run = memory.admin().dry_run(&checks.into_iter().collect(), NOW, refused);
+            assert_eq!((decisions.own(0), dry_run.decisions.own(0)), (None, None));
+            let each = decisions.iter().chain(&*dry_run.decisions).copied().map(without_receipt);
+            each.chain([without_receipt(dry_run.before[0].peek)]).collect::<Vec<_>>()
+        };
+        assert_eq!(set(&memory), set(&model));
+    }
 }

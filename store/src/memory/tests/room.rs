@@ -37,6 +37,7 @@ fn refusals_without_room_are_counted_and_not_recorded() {
             limit: &limit,
             operation: Operation::Charge(1),
             on_refusal: OnRefusal::Keep,
+            origin: LimitOrigin::Rule,
         };
         let [with_penalty, plain] =
             [&limit, limit.plain()].map(|limit| memory.apply_single(&Check { limit, ..check }, NOW).unwrap());

@@ -25,8 +25,13 @@ fn limits() -> Vec<Limit> {
 fn history(limit: &Limit, now: Timestamp) -> Memory {
     let (memory, elsewhere) = (sharing([0]), sharing([0]));
     let [one, other] = ["one", "other"].map(|name| in_first_slot(&memory, name));
-    let check =
-        |hits| Check { key: one, limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack };
+    let check = |hits| Check {
+        key: one,
+        limit,
+        operation: Operation::Charge(hits),
+        on_refusal: OnRefusal::TakeBack,
+        origin: LimitOrigin::Rule,
+    };
     let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
     operation(&memory, one, limit, Operation::Charge(4), now).unwrap();
     for (name, on_expiry) in [("a", OnExpiry::Release), ("b", OnExpiry::Charge)] {
