@@ -2,7 +2,8 @@
 
 TOLLGATE is the path of the program, RULES the text of a rule file, and flags are those of `tollgate serve`. When the
 server is ready, its addresses by listener are printed as a line of JSON. Then each line of the input is a command:
-`pause`, `resume` or `kill`. An empty line is printed when it has taken effect. The server ends with the input.
+`pause`, `resume` or `kill`. An empty line is printed when it has taken effect. The server ends with the input. Its admin
+token is `secret`.
 """
 
 import contextlib
@@ -33,9 +34,12 @@ class Server:
     def __init__(self, folder, rules, flags):
         path = folder / "rules.yaml"
         path.write_text(rules)
+        token = folder / "token"
+        token.write_text("secret\n")
         self.log = folder / "log.json"
         # No other variable of the caller affects the server. Flags replace these.
         variables = {"TOLLGATE_RULES__PATH": path, "TOLLGATE_LOG__FORMAT": "json", "TOLLGATE_DRAIN__DELAY": "0s"}
+        variables["TOLLGATE_ADMIN__TOKEN_FILE"] = token
         variables |= {f"TOLLGATE_{name.upper()}__LISTEN": "127.0.0.1:0" for name in LISTENERS}
         command = [os.environ["TOLLGATE"], "serve", *flags]
         with self.log.open("wb") as log:

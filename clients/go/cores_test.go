@@ -21,6 +21,7 @@ type cacheStep struct {
 	RetryAfter                        float64  `json:"retry_after_ms"`
 	ResetAfter                        *float64 `json:"reset_after_ms"`
 	Check, Refuse, Refund, Begin, End *VectorRequest
+	Clear                             bool
 	Denied                            any
 }
 
@@ -69,6 +70,8 @@ func runCacheStep(cache *denyCache, step *cacheStep) string {
 	case step.Refund != nil:
 		key, _ := parts(step.Refund)
 		cache.refund(key, now)
+	case step.Clear:
+		cache.clear(now)
 	case step.Begin != nil:
 		key, _ := parts(step.Begin)
 		cache.begin(key)

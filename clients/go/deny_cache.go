@@ -23,7 +23,7 @@ type denyCache struct {
 // checks are those of one key that are under way.
 type checks struct {
 	number int
-	// The server may have decided those that were sent earlier before the last refund.
+	// The server may have decided those that were sent earlier before the last refund or change of limits.
 	refunded time.Time
 }
 
@@ -109,6 +109,17 @@ func (c *denyCache) refund(key counterKey, now time.Time) {
 		delete(c.keys, key)
 	}
 	if each, known := c.underWay[key]; known {
+		each.refunded = now
+	}
+}
+
+// clear forgets the refusals of all checks that were sent before this instant.
+func (c *denyCache) clear(now time.Time) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	clear(c.keys)
+	c.order.Init()
+	for _, each := range c.underWay {
 		each.refunded = now
 	}
 }

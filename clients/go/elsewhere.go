@@ -55,13 +55,18 @@ func repeatElsewhere(
 // chargedNothing says whether a replica has answered that it decides no calls yet.
 func chargedNothing(err error) bool {
 	answer := status.Convert(err)
+	reason := reasonOf(answer)
+	return answer.Code() == codes.Unavailable && (reason == "NO_RULES" || reason == "JOINING")
+}
+
+// reasonOf returns the reason in the details of an error. It is empty if there is none.
+func reasonOf(answer *status.Status) string {
 	for _, detail := range answer.Details() {
-		info, isInfo := detail.(*errdetails.ErrorInfo)
-		if isInfo && answer.Code() == codes.Unavailable && (info.Reason == "NO_RULES" || info.Reason == "JOINING") {
-			return true
+		if info, isInfo := detail.(*errdetails.ErrorInfo); isInfo {
+			return info.Reason
 		}
 	}
-	return false
+	return ""
 }
 
 type policy struct{}

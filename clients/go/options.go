@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -44,6 +45,9 @@ type Options struct {
 	// DenyCacheMax is the time after which a refused key is asked for again, if its retry-after is longer: 1 ms to 24 h.
 	// Default: 1 s.
 	DenyCacheMax time.Duration
+	// AdminToken is that of the server. It is sent with [Client.SetLimits], [Client.GetLimits], [Client.ClearLimits] and
+	// [Client.ListLimits] only. Default: none.
+	AdminToken string
 	// Metrics receives what the client counts. Default: nothing is counted.
 	Metrics Metrics
 	// DialOptions are added to those of the connection, for example a stats handler of OpenTelemetry.
@@ -73,7 +77,16 @@ func (o Options) withDefaults() (Options, error) {
 		option("QueueMax", &o.QueueMax, 10_000, 1, million),
 		option("DenyCacheKeys", &o.DenyCacheKeys, 10_000, -1, million),
 		option("DenyCacheMax", &o.DenyCacheMax, time.Second, time.Millisecond, 24*time.Hour),
+		checkToken(o.AdminToken),
 	)
+}
+
+// checkToken finds what metadata cannot have, such as the line break of a token that was read from a file.
+func checkToken(token string) error {
+	if strings.ContainsFunc(token, func(letter rune) bool { return letter <= ' ' || letter > '~' }) {
+		return errors.New("AdminToken: not visible ASCII")
+	}
+	return nil
 }
 
 // option sets a field to its default if it is zero. An error names a field that is out of its range.

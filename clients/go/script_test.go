@@ -114,7 +114,7 @@ func runScript(t *testing.T, vector *script) {
 		ids: map[string]string{}, outcomes: map[string]int{},
 	}
 	options := VectorOptions(vector.Options)
-	options.Metrics = run
+	options.Metrics, options.AdminToken = run, "secret"
 	if vector.Addresses == nil {
 		vector.Addresses = []string{"server"}
 	}
@@ -297,6 +297,9 @@ func (r *scriptRun) receive(step *scriptStep) {
 func (r *scriptRun) next(step *scriptStep) *scriptedCall {
 	select {
 	case call := <-r.server.calls:
+		if call.authorized {
+			r.Error("the admin token is sent")
+		}
 		return call
 	case <-time.After(servertest.Patience):
 		r.Fatalf("no call: %+v", step)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	rpc "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 	"google.golang.org/grpc/status"
@@ -217,7 +218,9 @@ type ScriptedServer struct {
 type scriptedCall struct {
 	server  int
 	message proto.Message
-	reply   chan scriptedReply
+	// Whether it has a token.
+	authorized bool
+	reply      chan scriptedReply
 }
 
 type scriptedReply struct {
@@ -280,7 +283,9 @@ func (s *ScriptedServer) Answer(answer *VectorAnswer) {
 }
 
 func (s *ScriptedServer) serve(ctx context.Context, server int, message any) (any, error) {
-	call := &scriptedCall{server, message.(proto.Message), make(chan scriptedReply, 1)}
+	received, _ := metadata.FromIncomingContext(ctx)
+	authorized := len(received.Get("authorization")) > 0
+	call := &scriptedCall{server, message.(proto.Message), authorized, make(chan scriptedReply, 1)}
 	s.calls <- call
 	var reply scriptedReply
 	select {

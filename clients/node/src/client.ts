@@ -7,21 +7,29 @@ import type { Checker } from "./checker.js";
 import {
   answersTo,
   decode,
+  decodeOwnLimit,
+  decodeResult,
   decodeSettlement,
   encodeCounted,
   encodeEnd,
+  encodeKeys,
+  encodeLimits,
   encodePeek,
+  encodePrefix,
   encodeReserve,
   type WireAnswer,
+  type WireLimitResult,
+  type WireOwnLimit,
   type WireSettlement,
 } from "./codec.js";
-import { Connection, type ReservationMethod, type TlsOptions } from "./connection.js";
+import { Connection, type OwnLimitMethod, type ReservationMethod, type TlsOptions } from "./connection.js";
 import { type Decision, defaultDecision } from "./decision.js";
 import { DenyCache } from "./deny_cache.js";
 import { NoAnswerError, QueueFullError } from "./errors.js";
 import type { Metrics, Outcome } from "./metrics.js";
 import { numberOptions } from "./options.js";
-import { ParsedRequest, type Request, whole } from "./request.js";
+import type { LimitResult, OwnLimit } from "./own_limit.js";
+import { type Descriptor, ParsedRequest, type Request, whole } from "./request.js";
 import type { HitsByIndex, Reservation, Settlement, Terms } from "./reservation.js";
 
 /** The settings of a client. */
@@ -45,6 +53,8 @@ export interface ClientOptions {
   readonly denyCacheKeys?: number | undefined;
   /** The longest time for which the deny cache refuses a key, in milliseconds: 1 to 86,400,000, by default 1,000. */
   readonly denyCacheMaxMs?: number | undefined;
+  /** The admin token of the server, which is sent with the calls of limits of their own only. */
+  readonly adminToken?: string | undefined;
   readonly metrics?: Metrics | undefined;
 }
 
@@ -67,15 +77,19 @@ export class Client implements Checker {
   readonly #denyCache: DenyCache;
   readonly #timeoutMs: number;
   readonly #allowsByDefault: boolean;
+  readonly #adminToken: string;
 
   /**
    * Connects in the background, so a service can start while the server is down. `target` is a gRPC name: `host:port`,
    * `dns:///host:port`, `ipv4:address:port,address:port` or `unix:path`.
    */
   constructor(target: string, options: ClientOptions = {}) {
-    const { onNoAnswer = "allow", metrics, tls } = options;
+    const { onNoAnswer = "allow", adminToken = "", metrics, tls } = options;
     const numbers = numberOptions(CLIENT_NUMBERS, options);
     if (!["allow", "deny"].includes(onNoAnswer)) throw new RangeError("onNoAnswer: not `allow` or `deny`");
+    // As a token has that was read from a file with its line break.
+    if (!/^[!-~]*$/.test(adminToken)) throw new RangeError("adminToken: not visible ASCII");
+    this.#adminToken = adminToken;
     this.metrics = metrics;
     this.#timeoutMs = numbers.timeoutMs;
     this.#allowsByDefault = onNoAnswer === "allow";
@@ -172,6 +186,46 @@ export class Client implements Checker {
     return this.#end("Cancel", reservation, {});
   }
 
+  /**
+   * Gives keys limits of their own, in place of the numbers of their rules. If one is invalid, none is set. The results
+   * are in the order of the limits. A dry run only checks them.
+   *
+   * @throws InvalidRequestError if a limit cannot be sent
+   * @throws NoAnswerError if the server gives no answer, also if the token is wrong; limits may be set or not
+   */
+  async setLimits(limits: readonly OwnLimit[], { dryRun = false } = {}): Promise<LimitResult[]> {
+    return this.#changeLimits("SetLimits", encodeLimits(limits, dryRun), limits.length);
+  }
+
+  /** Reads the limits of their own of keys. Errors are those of `setLimits`. */
+  async getLimits(domain: string, keys: readonly Descriptor[]): Promise<LimitResult[]> {
+    const message = encodeKeys(new ParsedRequest({ domain, descriptors: keys }));
+    return this.#limitResults("GetLimits", message, keys.length);
+  }
+
+  /** Removes the limits of their own of keys, so that their rules apply again. Errors are those of `setLimits`. */
+  async clearLimits(domain: string, keys: readonly Descriptor[]): Promise<LimitResult[]> {
+    const message = encodeKeys(new ParsedRequest({ domain, descriptors: keys }));
+    return this.#changeLimits("ClearLimits", message, keys.length);
+  }
+
+  /**
+   * The limits of their own of a domain, by default of all, whose keys begin with these entries, read page by page.
+   * In a cluster each replica lists those of the counters that it owns: make a client of the address of each. Errors are
+   * those of `setLimits`.
+   */
+  async *listLimits(domain = "", prefix: Descriptor["entries"] = []): AsyncGenerator<OwnLimit, void, undefined> {
+    const message = encodePrefix(domain, prefix);
+    let pageToken = "";
+    do {
+      type Page = { limits: WireOwnLimit[]; nextPageToken: string };
+      const call = { ...message, pageToken };
+      const page = await this.#connection.send<Page>("ListLimits", call, this.#timeoutMs, this.#adminToken);
+      yield* page.limits.map(decodeOwnLimit);
+      pageToken = page.nextPageToken;
+    } while (pageToken !== "");
+  }
+
   /** Closes the connection. Checks under way, and later ones, are answered as without a server. */
   close(): void {
     this.#batcher.close();
@@ -213,6 +267,21 @@ export class Client implements Checker {
       // Also without an answer, because the server may have received it.
       this.#denyCache.refund(parsed.key, performance.now());
     }
+  }
+
+  async #changeLimits(method: OwnLimitMethod, message: object, keys: number): Promise<LimitResult[]> {
+    try {
+      return await this.#limitResults(method, message, keys);
+    } finally {
+      // Also without an answer, because the server may have changed limits.
+      this.#denyCache.clear(performance.now());
+    }
+  }
+
+  async #limitResults(method: OwnLimitMethod, message: object, keys: number): Promise<LimitResult[]> {
+    type Response = { results: WireLimitResult[] };
+    const { results } = await this.#connection.send<Response>(method, message, this.#timeoutMs, this.#adminToken);
+    return answersTo(keys, results).map(decodeResult);
   }
 
   // The decision of a call with one request.

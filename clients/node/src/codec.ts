@@ -6,10 +6,20 @@ import { loadPackageDefinition, type Metadata, type ServiceClientConstructor, st
 import { loadSync, type MessageTypeDefinition } from "@grpc/proto-loader";
 
 import type { Decision, LimitStatus } from "./decision.js";
-import { InvalidRequestError, NoAnswerError } from "./errors.js";
+import { InvalidRequestError, LimitError, NoAnswerError } from "./errors.js";
 import type { Unit } from "./limit.js";
 import { numberOptions, TTL_MAX_MS } from "./options.js";
-import { type Descriptor, type ParsedRequest, parseOnExpiry, whole } from "./request.js";
+import type { LimitResult, OwnLimit } from "./own_limit.js";
+import {
+  type Descriptor,
+  type ParsedRequest,
+  parseDescriptor,
+  parseEntries,
+  parseOnExpiry,
+  parseUnit,
+  text,
+  whole,
+} from "./request.js";
 import type { HitsByIndex, SettledOutcome, Settlement, Terms } from "./reservation.js";
 
 /** The directory of `tollgate/v1/tollgate.proto`, for calls that the client does not have. */
@@ -75,6 +85,35 @@ export interface WireSettlement {
   unknown: boolean;
 }
 
+export interface WireOwnLimit {
+  domain: string;
+  key: { entries: WireEntry[] } | null;
+  requestsPerUnit?: number;
+  burst?: number;
+  refillAmount?: number;
+  maxInFlight?: number;
+  overdraftLimit?: number;
+  unit: string;
+  unlimited: boolean;
+  expiresAfter: Duration | null;
+  note: string;
+  setBy: string;
+  setByIsClaimed: boolean;
+  setAt: Duration | null;
+  version: number;
+}
+
+export interface WireLimitResult {
+  limit: WireOwnLimit | null;
+  rule: string;
+  error: (WireStatus & { code: number; message: string }) | null;
+}
+
+interface WireEntry {
+  key: string;
+  value: string;
+}
+
 interface Duration {
   seconds: number;
   nanos: number;
@@ -102,10 +141,48 @@ export function encodePeek({ domain, descriptors }: ParsedRequest): RequestField
 /** @throws InvalidRequestError if the request is too large, or the terms are invalid */
 export function encodeReserve(request: ParsedRequest, terms: Terms, reservationId: string) {
   const { ttlMs, onExpiry } = withDefaults(terms);
-  const ttl = { seconds: Math.floor(ttlMs / 1_000), nanos: (ttlMs % 1_000) * 1e6 };
+  const ttl = durationOf(ttlMs, "ttlMs");
   const held = { ...messageOf(request), amount: request.hits, ttl, reservationId, onExpiry: onExpiry.toUpperCase() };
   requireSize(RateLimiter.service.Reserve?.requestSerialize(held).length ?? 0);
   return held;
+}
+
+/** @throws InvalidRequestError that names the place, or if the message is too large */
+export function encodeLimits(limits: readonly OwnLimit[], dryRun: boolean) {
+  const message = { limits: limits.map((limit, index) => encodeLimit(limit, `limits[${index}]`)), dryRun };
+  requireSize(RateLimiter.service.SetLimits?.requestSerialize(message).length ?? 0);
+  return message;
+}
+
+const OWN_NUMBERS = ["requestsPerUnit", "burst", "refillAmount", "maxInFlight", "overdraftLimit"] as const;
+
+function encodeLimit({ domain, key, unit, unlimited, expiresAfterMs, note, setBy, ...given }: OwnLimit, place: string) {
+  const number = (name: "replacesVersion" | (typeof OWN_NUMBERS)[number]) =>
+    given[name] === undefined ? {} : { [name]: whole(given[name], `${place}.${name}`) };
+  const limit = {
+    domain: text(domain, `${place}.domain`),
+    key: encodeDescriptor(parseDescriptor(key, `${place}.key`)),
+    ...Object.assign({}, ...OWN_NUMBERS.map(number)),
+    ...(unit !== undefined && { unit: parseUnit(unit, `${place}.unit`).toUpperCase() }),
+    ...(unlimited !== undefined && { unlimited }),
+    ...(expiresAfterMs !== undefined && { expiresAfter: durationOf(expiresAfterMs, `${place}.expiresAfterMs`) }),
+    ...(note !== undefined && { note: text(note, `${place}.note`) }),
+    ...(setBy !== undefined && { setBy: text(setBy, `${place}.setBy`) }),
+  };
+  return { limit, ...number("replacesVersion") };
+}
+
+/** @throws InvalidRequestError if the message is too large */
+export function encodeKeys({ domain, descriptors }: ParsedRequest) {
+  const message = messageOf({ domain, descriptors });
+  requireSize(RateLimiter.service.GetLimits?.requestSerialize(message).length ?? 0);
+  return message;
+}
+
+/** @throws InvalidRequestError that names the place */
+export function encodePrefix(domain: string, prefix: Descriptor["entries"]) {
+  const { entries } = encodeDescriptor({ entries: parseEntries(prefix, "prefix") });
+  return { domain: text(domain, "domain"), prefix: entries };
 }
 
 /** The message that ends a reservation, with the hits of single descriptors, and without the common hits. */
@@ -121,14 +198,15 @@ export function encodeEnd({ domain, descriptors }: ParsedRequest, reservationId:
 }
 
 function messageOf({ domain, descriptors }: { domain: string; descriptors: readonly Descriptor[] }) {
+  return { domain, descriptors: descriptors.map(encodeDescriptor) };
+}
+
+function encodeDescriptor({ entries, limit, hits, onExpiry }: Descriptor) {
   return {
-    domain,
-    descriptors: descriptors.map(({ entries, limit, hits, onExpiry }) => ({
-      entries: entries.map(([key, value]) => ({ key, value })),
-      ...(limit && { limit: { requestsPerUnit: limit.requestsPerUnit, unit: limit.unit.toUpperCase() } }),
-      ...(hits !== undefined && { hits }),
-      ...(onExpiry && { onExpiry: onExpiry.toUpperCase() }),
-    })),
+    entries: entries.map(([key, value]) => ({ key, value })),
+    ...(limit && { limit: { requestsPerUnit: limit.requestsPerUnit, unit: limit.unit.toUpperCase() } }),
+    ...(hits !== undefined && { hits }),
+    ...(onExpiry && { onExpiry: onExpiry.toUpperCase() }),
   };
 }
 
@@ -194,16 +272,19 @@ export function reasonOf(metadata: Metadata): string {
   const [encoded] = metadata.get("grpc-status-details-bin");
   if (!(encoded instanceof Buffer)) return "";
   try {
-    const { details } = StatusMessage.deserialize(encoded);
-    const info = details.find(({ type_url: type }) => type.endsWith("/google.rpc.ErrorInfo"));
-    return info ? ErrorInfo.deserialize(info.value).reason : "";
+    return reasonIn(StatusMessage.deserialize(encoded));
   } catch {
     return "";
   }
 }
 
+function reasonIn({ details }: WireStatus): string {
+  const info = details.find(({ type_url: type }) => type.endsWith("/google.rpc.ErrorInfo"));
+  return info ? ErrorInfo.deserialize(info.value).reason : "";
+}
+
 /** The answers to so many requests. */
-export function answersTo(requests: number, answers: WireAnswer[]): WireAnswer[] {
+export function answersTo<Answer>(requests: number, answers: Answer[]): Answer[] {
   if (answers.length !== requests)
     throw new NoAnswerError("INTERNAL", `${answers.length} answers to ${requests} requests`);
   return answers;
@@ -215,14 +296,41 @@ export function errorOf(code: number, message: string): InvalidRequestError | No
   return new NoAnswerError(status[code] ?? "UNKNOWN", message);
 }
 
+export function decodeResult({ limit, rule, error }: WireLimitResult): LimitResult {
+  return {
+    limit: limit ? decodeOwnLimit(limit) : undefined,
+    rule,
+    error: error ? new LimitError(status[error.code] ?? "UNKNOWN", reasonIn(error), error.message) : undefined,
+  };
+}
+
+export function decodeOwnLimit({ key, unit, expiresAfter, setAt, ...limit }: WireOwnLimit): OwnLimit {
+  return {
+    ...limit,
+    key: { entries: (key?.entries ?? []).map(({ key: name, value }) => [name, value] as const) },
+    unit: unitOf(unit),
+    expiresAfterMs: milliseconds(expiresAfter),
+    setAt: setAt ? new Date(milliseconds(setAt) ?? 0) : undefined,
+  };
+}
+
 function decodeLimit({ descriptorIndex, unit, resetAfter, retryAfter, ...limit }: WireLimitStatus): LimitStatus {
   return {
     ...limit,
     descriptor: descriptorIndex,
-    unit: unit === "UNKNOWN" ? undefined : (unit.toLowerCase() as Unit),
+    unit: unitOf(unit),
     resetAfterMs: milliseconds(resetAfter) ?? 0,
     retryAfterMs: milliseconds(retryAfter),
   };
+}
+
+function unitOf(unit: string): Unit | undefined {
+  return unit === "UNKNOWN" ? undefined : (unit.toLowerCase() as Unit);
+}
+
+function durationOf(ms: number, place: string): Duration {
+  if (!Number.isFinite(ms)) throw new InvalidRequestError(`${place}: not a number`);
+  return { seconds: Math.trunc(ms / 1_000), nanos: Math.round((ms % 1_000) * 1e6) };
 }
 
 function milliseconds(duration: Duration | null): number | undefined {

@@ -31,6 +31,9 @@ export type Method = "Check" | "Peek" | "Refund";
 /** The calls of reservations. */
 export type ReservationMethod = "Reserve" | "Settle" | "Cancel";
 
+/** The calls of limits of their own. */
+export type OwnLimitMethod = "SetLimits" | "GetLimits" | "ClearLimits" | "ListLimits";
+
 const OPTIONS: ChannelOptions = {
   "grpc.service_config": JSON.stringify({ loadBalancingConfig: [{ [POLICY]: {} }] }),
   "grpc.service_config_disable_resolution": 1,
@@ -76,9 +79,14 @@ export class Connection {
     return answers;
   }
 
-  /** Sends one message. Rejects with the errors of `errorOf`. */
-  send<Response>(method: ReservationMethod, message: object, timeoutMs: number): Promise<Response> {
-    return this.#send(method, methodOf(method).requestSerialize, message, timeoutMs);
+  /** Sends one message, with a token if there is one. Rejects with the errors of `errorOf`. */
+  send<Response>(
+    method: ReservationMethod | OwnLimitMethod,
+    message: object,
+    timeoutMs: number,
+    token = "",
+  ): Promise<Response> {
+    return this.#send(method, methodOf(method).requestSerialize, message, timeoutMs, token);
   }
 
   /** Ends the calls under way. */
@@ -89,10 +97,11 @@ export class Connection {
   }
 
   #send<Message, Response>(
-    method: Method | ReservationMethod,
+    method: Method | ReservationMethod | OwnLimitMethod,
     serialize: (message: Message) => Buffer,
     message: Message,
     timeoutMs: number,
+    token = "",
   ): Promise<Response> {
     const { path, responseDeserialize } = methodOf(method);
     const deadline = Date.now() + timeoutMs;
@@ -101,6 +110,7 @@ export class Connection {
       const attempt = (before: { error: ServiceError; address: string } | undefined) => {
         if (this.#closed) return reject(closedError());
         const metadata = new Metadata();
+        if (token !== "") metadata.set("authorization", `Bearer ${token}`);
         if (before) avoid(metadata, before.address);
         const done = (error: ServiceError | null, response?: Response) => {
           this.#underWay.delete(call);
@@ -128,7 +138,7 @@ export class Connection {
   }
 }
 
-function methodOf(method: Method | ReservationMethod) {
+function methodOf(method: Method | ReservationMethod | OwnLimitMethod) {
   const found = RateLimiter.service[method];
   if (found === undefined) throw Error(`the service has no method ${method}`);
   return found;

@@ -14,7 +14,7 @@ interface Refusal {
 /** Checks of one key that are under way. */
 interface Checks {
   count: number;
-  // The server may have decided those that were sent earlier before the last refund.
+  // The server may have decided those that were sent earlier before the last refund or change of limits.
   refunded: number;
 }
 
@@ -69,5 +69,11 @@ export class DenyCache {
     this.#refusals.delete(key);
     const checks = this.#underWay.get(key);
     if (checks) checks.refunded = now;
+  }
+
+  /** Forgets all refusals of checks that were sent before the instant `now`. */
+  clear(now: number): void {
+    this.#refusals.clear();
+    for (const checks of this.#underWay.values()) checks.refunded = now;
   }
 }

@@ -18,6 +18,20 @@ export class NoAnswerError extends Error {
   }
 }
 
+/** Why the limit of its own of one key was not read or changed. */
+export class LimitError extends Error {
+  override readonly name = "LimitError";
+
+  /** `code` is the name of a gRPC status, `reason` a name such as `OUT_OF_BOUNDS` or `OTHER_VERSION`. */
+  constructor(
+    readonly code: string,
+    readonly reason: string,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
 /** More checks wait for a call than may. */
 export class QueueFullError extends NoAnswerError {
   constructor(waiting: number) {

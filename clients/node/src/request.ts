@@ -3,7 +3,7 @@
 import { createHash } from "node:crypto";
 
 import { InvalidRequestError } from "./errors.js";
-import { type Limit, UNITS } from "./limit.js";
+import { type Limit, type Unit, UNITS } from "./limit.js";
 
 /** Names what is limited. */
 export interface Descriptor {
@@ -69,13 +69,10 @@ export class ParsedRequest implements Request {
   }
 }
 
-function parseDescriptor(descriptor: Descriptor, place: string): Descriptor {
+/** A valid copy of a descriptor. @throws InvalidRequestError that names the place */
+export function parseDescriptor(descriptor: Descriptor, place: string): Descriptor {
   if (!Array.isArray(descriptor?.entries)) throw new InvalidRequestError(`${place}.entries: not an array`);
-  const entries = descriptor.entries.map((entry, index) => {
-    const at = `${place}.entries[${index}]`;
-    if (!Array.isArray(entry) || entry.length !== 2) throw new InvalidRequestError(`${at}: not a key and a value`);
-    return [text(entry[0], `${at}: key`), text(entry[1], `${at}: value`)] as const;
-  });
+  const entries = parseEntries(descriptor.entries, `${place}.entries`);
   const { hits, limit, onExpiry } = descriptor;
   return {
     entries,
@@ -85,11 +82,25 @@ function parseDescriptor(descriptor: Descriptor, place: string): Descriptor {
   };
 }
 
+/** Valid copies of keys and values. @throws InvalidRequestError that names the place */
+export function parseEntries(entries: Descriptor["entries"], place: string): Descriptor["entries"] {
+  return entries.map((entry, index) => {
+    const at = `${place}[${index}]`;
+    if (!Array.isArray(entry) || entry.length !== 2) throw new InvalidRequestError(`${at}: not a key and a value`);
+    return [text(entry[0], `${at}: key`), text(entry[1], `${at}: value`)] as const;
+  });
+}
+
 function parseLimit({ requestsPerUnit, unit }: Limit, place: string): Limit {
   if (whole(requestsPerUnit, `${place}.requestsPerUnit`) > REQUESTS_PER_UNIT_MAX)
     throw new InvalidRequestError(`${place}.requestsPerUnit: above ${REQUESTS_PER_UNIT_MAX}`);
-  if (!UNITS.includes(unit)) throw new InvalidRequestError(`${place}.unit: not one of ${UNITS.join(", ")}`);
-  return { requestsPerUnit, unit };
+  return { requestsPerUnit, unit: parseUnit(unit, `${place}.unit`) };
+}
+
+/** @throws InvalidRequestError that names the place */
+export function parseUnit(unit: Unit, place: string): Unit {
+  if (!UNITS.includes(unit)) throw new InvalidRequestError(`${place}: not one of ${UNITS.join(", ")}`);
+  return unit;
 }
 
 /** What happens to a reservation when it expires. */
@@ -100,7 +111,7 @@ export function parseOnExpiry(onExpiry: OnExpiry, place: string): OnExpiry {
 }
 
 // A text that is no UTF-8 would make the message unreadable, and with it the requests of other callers.
-function text(value: string, place: string): string {
+export function text(value: string, place: string): string {
   if (typeof value !== "string") throw new InvalidRequestError(`${place}: not a string`);
   if (!value.isWellFormed()) throw new InvalidRequestError(`${place}: not valid Unicode`);
   return value;

@@ -105,13 +105,14 @@ const { service } = loadPackageDefinition(definition).tollgate.v1.RateLimiter;
 
 /**
  * Servers on the loopback: one for each of the addresses that is `server`. `next()` is their next call, with the number
- * of its `server`, `method`, `message` and `reply`.
+ * of its `server`, `method`, `message`, whether it has a token, and `reply`.
  */
 export async function startScripted(test, addresses = ["server"]) {
   const [calls, waiting] = [[], []];
   const handle = (server, method) => (call, callback) => {
     const reply = (step) => callback(...replyOf(method, call.request, step));
-    const received = { server, method, message: call.request, reply };
+    const isAuthorized = call.metadata.get("authorization").length > 0;
+    const received = { server, method, message: call.request, isAuthorized, reply };
     const next = waiting.shift();
     if (next) next(received);
     else calls.push(received);

@@ -56,6 +56,14 @@ const slices = new PrepaidSlices(client, { hits: 1_000 });
 const prepaid: Decision = await slices.check(ada);
 if (prepaid.source === "prepaid") await slices.close();
 
+const admin = new Client("127.0.0.1:8081", { adminToken: "secret" });
+const [result] = await admin.setLimits([{ domain: "shop", key: ada.descriptors[0], requestsPerUnit: 9, unit: "hour" }]);
+if (result?.error?.reason === "OTHER_VERSION") await admin.clearLimits("shop", ada.descriptors);
+for await (const { version, ...limit } of admin.listLimits("shop", [["user", "ada"]]))
+  await admin.setLimits([{ ...limit, note: limit.setAt?.toString(), replacesVersion: version }]);
+
+// @ts-expect-error: a limit has a key
+await admin.setLimits([{ domain: "shop", requestsPerUnit: 9 }]);
 // @ts-expect-error: not a slice
 new PrepaidSlices(client, { hits: "many" });
 // @ts-expect-error: not what happens at the expiry

@@ -38,7 +38,7 @@ class Run {
 
   constructor(server, options) {
     this.server = server;
-    this.client = new Client(server.address, { ...optionsOf(options), metrics: this });
+    this.client = new Client(server.address, { ...optionsOf(options), adminToken: "secret", metrics: this });
   }
 
   checked(outcome) {
@@ -107,6 +107,7 @@ class Run {
     const call = await this.server.next();
     this.served.push(call);
     assert.equal(call.method.toLowerCase(), method);
+    assert.ok(!call.isAuthorized, "the admin token is sent");
     const { requests, ttl, onExpiry, reservationId, ...message } = call.message;
     if (requests) {
       assert.deepEqual(requests, step.receive.map(wireOf));
@@ -170,6 +171,7 @@ for (const vector of vectorsOf("defaults").filter(({ of }) => of))
 const parse = (request) => new ParsedRequest(requestOf(request));
 
 function cacheStep(cache, ends, step) {
+  if (step.clear) return cache.clear(step.at);
   const { check, refuse, refund, begin, end, at, sent, retry_after_ms: retry, reset_after_ms: reset = retry } = step;
   const request = parse(check ?? refuse ?? refund ?? begin ?? end);
   const [key, hits] = [request.key, request.hitsOfEach()];

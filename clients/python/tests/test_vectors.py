@@ -53,7 +53,7 @@ class Script:
     def __init__(self, server, options):
         self._server = server
         self._counts = Counts()
-        self._client = Client(server.address, **options, metrics=self._counts)
+        self._client = Client(server.address, **options, admin_token="secret", metrics=self._counts)
         self._calls = {}
         self._reservations = {}
         self._served = []
@@ -149,6 +149,7 @@ class Script:
         call = await self._server.calls.get()
         self._served.append(call)
         assert call.method == step.get("call", "check").capitalize()
+        assert not call.authorized, "the admin token is sent"
         requests = [wire.request_of(request_of(each)) for each in step["receive"]]
         if call.method in ("Check", "Peek", "Refund"):
             assert list(call.message.requests) == requests
@@ -197,6 +198,9 @@ def test_options_have_defaults_and_ranges(vector):
 
 def run_cache_step(cache, step):
     now = step["at"] / 1_000
+    if "clear" in step:
+        cache.clear(now)
+        return
     request = request_of(next(step[name] for name in ("check", "refuse", "refund", "begin", "end") if name in step))
     key, hits = request.key(), request.hits_of_each()
     if "refuse" in step:

@@ -137,6 +137,8 @@ class ScriptedCall:
     server: int
     method: str
     message: Message
+    # Whether it has a token.
+    authorized: bool
     reply: asyncio.Future
 
 
@@ -174,7 +176,8 @@ class ScriptedServer:
 
     def _handler(self, server, method):
         async def handle(message, context):
-            call = ScriptedCall(server, method, message, asyncio.get_running_loop().create_future())
+            authorized = "authorization" in dict(context.invocation_metadata())
+            call = ScriptedCall(server, method, message, authorized, asyncio.get_running_loop().create_future())
             self.calls.put_nowait(call)
             reply = await call.reply
             if "fails" in reply:

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use tokio::{runtime::Handle, time::Instant};
-use tonic::{Code, Request as Call, Status};
+use tonic::{
+    Code, Request as Call, Status,
+    metadata::{Ascii, MetadataValue},
+};
 
 use crate::{
     Decision, InvalidOptions, InvalidRequest, NoAnswer, OnNoAnswer, Options, Outcome, Request,
@@ -26,6 +29,8 @@ pub(crate) struct Inner {
     pub(crate) batcher: Batcher,
     pub(crate) denials: DenyCache,
     pub(crate) hasher: KeyHasher,
+    /// With calls of limits of their own.
+    pub(crate) authorization: Option<MetadataValue<Ascii>>,
 }
 
 /// Why a call that changes counters has no result. Hits may have been charged or given back, or not.
@@ -48,12 +53,13 @@ impl Client {
     /// Panics outside of a tokio runtime.
     pub fn new(target: &str, options: Options) -> Result<Self, InvalidOptions> {
         options.validate()?;
+        let authorization = options.authorization()?;
         let runtime = Handle::current();
         let connections = Arc::new(Connections::new(target, options.tls.as_ref())?);
         let batcher = Batcher::new(connections.clone(), &options);
         let denials = DenyCache::new(options.deny_cache_keys, options.deny_cache_max);
         let hasher = KeyHasher::default();
-        Ok(Self(Arc::new(Inner { options, runtime, connections, batcher, denials, hasher })))
+        Ok(Self(Arc::new(Inner { options, runtime, connections, batcher, denials, hasher, authorization })))
     }
 
     /// Charges the hits of a request if it is allowed. The server decides each request with a

@@ -31,7 +31,7 @@ struct Refusals {
 #[derive(Default)]
 struct Checks {
     count: usize,
-    /// Those that were sent before this instant may have been decided before the last refund.
+    /// Those that were sent before this instant may have been decided before the last refund or change of limits.
     refunded: Option<Instant>,
 }
 
@@ -68,8 +68,13 @@ impl DenyCache {
 
     /// Forgets the refusal of a key whose hits are given back, when this is dropped: also without an answer, because the
     /// server may have given them back.
-    pub(crate) fn refunding(&self, key: CounterKey) -> Refunding<'_> {
-        Refunding { cache: self, key }
+    pub(crate) fn refunding(&self, key: CounterKey) -> Forgetting<'_> {
+        Forgetting { cache: self, key: Some(key) }
+    }
+
+    /// Forgets all refusals, when this is dropped: also without an answer, because the server may have changed limits.
+    pub(crate) fn clearing(&self) -> Forgetting<'_> {
+        Forgetting { cache: self, key: None }
     }
 
     /// Forgets the refusal of a key whose hits were given back at this instant.
@@ -81,21 +86,33 @@ impl DenyCache {
         }
     }
 
+    /// Forgets all refusals of checks that were sent before this instant.
+    pub(crate) fn clear(&self, now: Instant) {
+        let mut refusals = self.lock();
+        refusals.keys.clear();
+        refusals.order.clear();
+        refusals.under_way.values_mut().for_each(|checks| checks.refunded = Some(now));
+    }
+
     /// No code panics while it holds the lock.
     fn lock(&self) -> MutexGuard<'_, Refusals> {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A call that gives hits of a key back, which ends when this is dropped.
-pub(crate) struct Refunding<'a> {
+/// A call that gives hits of a key back, or that changes limits, which ends when this is dropped.
+pub(crate) struct Forgetting<'a> {
     cache: &'a DenyCache,
-    key: CounterKey,
+    /// None: all keys.
+    key: Option<CounterKey>,
 }
 
-impl Drop for Refunding<'_> {
+impl Drop for Forgetting<'_> {
     fn drop(&mut self) {
-        self.cache.refund(self.key, Instant::now());
+        match self.key {
+            Some(key) => self.cache.refund(key, Instant::now()),
+            None => self.cache.clear(Instant::now()),
+        }
     }
 }
 

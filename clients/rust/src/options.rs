@@ -2,7 +2,10 @@
 
 use std::{fmt::Debug, ops::RangeInclusive, sync::Arc, time::Duration};
 
-use tonic::transport::ClientTlsConfig;
+use tonic::{
+    metadata::{Ascii, MetadataValue},
+    transport::ClientTlsConfig,
+};
 
 use crate::Metrics;
 
@@ -38,6 +41,8 @@ pub struct Options {
     pub deny_cache_keys: usize,
     /// The time after which a refused key is asked for again, if its retry-after is longer: 1 ms to 24 h. Default: 1 s.
     pub deny_cache_max: Duration,
+    /// That of the server, which is sent with the calls of limits of their own only. Default: none.
+    pub admin_token: Option<String>,
     /// Receives what the client counts. Default: nothing is counted.
     pub metrics: Arc<dyn Metrics>,
 }
@@ -51,6 +56,9 @@ pub enum InvalidOptions {
     /// The target is not `host:port`, or several of them with commas between.
     #[error("the target {0:?} is not host:port")]
     Target(String),
+    /// Such as the line break of a token that was read from a file.
+    #[error("the option admin_token is not visible ASCII")]
+    AdminToken,
     /// TLS cannot be set up.
     #[error("TLS cannot be set up")]
     Tls(#[source] tonic::transport::Error),
@@ -77,12 +85,23 @@ impl Default for Options {
             queue_max: 10_000,
             deny_cache_keys: 10_000,
             deny_cache_max: Duration::from_secs(1),
+            admin_token: None,
             metrics: Arc::new(()),
         }
     }
 }
 
 impl Options {
+    /// The metadata of calls with the token.
+    pub(crate) fn authorization(&self) -> Result<Option<MetadataValue<Ascii>>, InvalidOptions> {
+        let Some(token) = &self.admin_token else { return Ok(None) };
+        let header = format!("Bearer {token}").try_into();
+        match header {
+            Ok(header) if token.bytes().all(|letter| letter.is_ascii_graphic()) => Ok(Some(header)),
+            Ok(_) | Err(_) => Err(InvalidOptions::AdminToken),
+        }
+    }
+
     pub(crate) fn validate(&self) -> Result<(), OutOfRange> {
         in_range("timeout", self.timeout, MILLISECOND..=Duration::from_secs(60))?;
         in_range("calls_max", self.calls_max, 1..=100)?;

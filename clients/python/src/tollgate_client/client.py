@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -14,12 +15,14 @@ import grpc.aio
 
 from . import wire
 from .batcher import NO_ANSWER_IN_TIME, Batcher, QueueFullError
-from .connections import CLOSED, Connections
+from .connections import CLOSED, Connections, Metadata
 from .deny_cache import DenyCache
 from .metrics import Metrics, Outcome
 from .model import (
     DAY_SECONDS,
     Decision,
+    Descriptor,
+    LimitResult,
     NoAnswerError,
     OnNoAnswer,
     Request,
@@ -53,6 +56,7 @@ class Client:
         queue_max: int = 10_000,
         deny_cache_keys: int = 10_000,
         deny_cache_max: float = 1.0,
+        admin_token: str | None = None,
         metrics: Metrics | None = None,
     ) -> None:
         """`target` is a name in gRPC's form, such as `dns:///tollgate:8081`. Without `credentials` calls are plaintext.
@@ -60,7 +64,8 @@ class Client:
         A call ends after `timeout` seconds, 1 ms to 60 s; without an answer, `on_no_answer` decides. `calls_max` calls
         (1 to 100) of `batch_max` checks (1 to 256) are under way at once, and `queue_max` checks (at most a million)
         wait for them. `deny_cache_keys` refused keys (at most a million) are denied locally for their retry-after, at
-        most `deny_cache_max` seconds, 1 ms to 24 h; 0 keys turn this off. Raises `ValueError`.
+        most `deny_cache_max` seconds, 1 ms to 24 h; 0 keys turn this off. `admin_token` is sent with the calls of
+        limits of their own only. Raises `ValueError`.
         """
         check_range("timeout", timeout, 0.001, 60.0)
         check_range("calls_max", calls_max, 1, 100)
@@ -68,6 +73,10 @@ class Client:
         check_range("queue_max", queue_max, 1, MILLION)
         check_range("deny_cache_keys", deny_cache_keys, 0, MILLION)
         check_range("deny_cache_max", deny_cache_max, 0.001, DAY_SECONDS)
+        # As a token has that was read from a file with its line break.
+        if not re.fullmatch("[!-~]*", admin_token or ""):
+            raise ValueError("admin_token is not visible ASCII")
+        self._authorization = (("authorization", f"Bearer {admin_token}"),) if admin_token else ()
         self._target = target
         self._credentials = credentials
         self._timeout = timeout
@@ -149,6 +158,41 @@ class Client:
         """Ends a reservation of which nothing was used. Raises as `settle` does."""
         return await self._end(reservation, "Cancel", wire.cancel_request_of(reservation))
 
+    async def set_limits(self, limits: Iterable[v1.SetLimit], *, dry_run: bool = False) -> list[LimitResult]:
+        """Gives keys limits of their own, in place of the numbers of their rules. If one is invalid, none is set. The
+        results are in the order of the limits. A `dry_run` only checks them.
+
+        Raises `NoAnswerError`, also if the token is wrong, after which the limits may be set or not, or
+        `InvalidRequestError`.
+        """
+        message = wire.set_request_of(limits, dry_run=dry_run)
+        return await self._change_limits("SetLimits", message, len(message.limits))
+
+    async def get_limits(self, domain: str, keys: Iterable[Descriptor]) -> list[LimitResult]:
+        """Reads the limits of their own of keys. Raises as `set_limits` does."""
+        message = wire.keys_request_of(v1.GetLimitsRequest, domain, keys)
+        reply = await self._call("GetLimits", message, metadata=self._authorization)
+        return wire.limit_results_of(len(message.descriptors), reply.results)
+
+    async def clear_limits(self, domain: str, keys: Iterable[Descriptor]) -> list[LimitResult]:
+        """Removes the limits of their own of keys: the numbers of their rules apply again. Raises as `set_limits`
+        does."""
+        message = wire.keys_request_of(v1.ClearLimitsRequest, domain, keys)
+        return await self._change_limits("ClearLimits", message, len(message.descriptors))
+
+    async def list_limits(self, domain: str = "", prefix: Iterable[tuple[str, str]] = ()) -> AsyncIterator[v1.OwnLimit]:
+        """The limits of their own of a domain, by default of all, whose keys begin with these entries, read page by
+        page. Raises as `set_limits` does. In a cluster each replica lists those of the counters that it owns: make a
+        client of the address of each."""
+        message = wire.list_request_of(domain, prefix)
+        while True:
+            page = await self._call("ListLimits", message, metadata=self._authorization)
+            for limit in page.limits:
+                yield limit
+            if not page.next_page_token:
+                return
+            message.page_token = page.next_page_token
+
     async def close(self) -> None:
         """Ends the connection, and the calls under way. Calls from then on have no answer."""
         self._closed = True
@@ -171,6 +215,16 @@ class Client:
         finally:
             self._deny_cache.end(key)
         return decision, Outcome.ALLOWED if decision.allowed else Outcome.DENIED
+
+    async def _change_limits(
+        self, method: str, message: v1.SetLimitsRequest | v1.ClearLimitsRequest, keys: int
+    ) -> list[LimitResult]:
+        try:
+            reply = await self._call(method, message, metadata=self._authorization)
+            return wire.limit_results_of(keys, reply.results)
+        finally:
+            # Also without an answer, since the server may have changed limits.
+            self._deny_cache.clear(time.monotonic())
 
     async def _end(
         self, reservation: Reservation, method: str, message: v1.SettleRequest | v1.CancelRequest
@@ -206,14 +260,16 @@ class Client:
         answers: Sequence[v1.Answer] = reply.answers
         return answers
 
-    async def _call(self, method: str, message: Any, deadline: float | None = None) -> Any:
+    async def _call(
+        self, method: str, message: Any, deadline: float | None = None, metadata: Metadata = ()
+    ) -> Any:
         """The reply to a call that ends at this instant of the loop, by default after the timeout. Raises
         `InvalidRequestError` or `NoAnswerError`."""
         now = asyncio.get_running_loop().time
         if deadline is None:
             deadline = now() + self._timeout
         try:
-            return await self._connected().call(method, message, deadline)
+            return await self._connected().call(method, message, deadline, metadata)
         except grpc.aio.AioRpcError as error:
             code, message = error.code(), error.details() or ""
         except TimeoutError:

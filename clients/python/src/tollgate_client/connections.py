@@ -12,10 +12,11 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import status_pb2
 
 from .model import NoAnswerError
 from .v1.tollgate_pb2_grpc import RateLimiterStub
+from .wire import reason_of
 
 CLOSED = "the client is closed"
 CHANNEL_OPTIONS = [
@@ -49,6 +50,8 @@ NOT_CONNECTED = "failed to connect to all addresses"
 READY = grpc.ChannelConnectivity.READY
 FAILED = grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
+Metadata = tuple[tuple[str, str], ...]
+
 
 class Connections:
     """Belongs to the loop that runs when it is made."""
@@ -65,17 +68,17 @@ class Connections:
         self._closed = False
         self._tasks = {asyncio.create_task(self._look_up())}
 
-    async def call(self, method: str, message: Any, deadline: float) -> Any:
+    async def call(self, method: str, message: Any, deadline: float, metadata: Metadata = ()) -> Any:
         """The reply to a call that ends at this instant of the loop. A call that has charged nothing is repeated once,
         if another address is connected. Raises `grpc.aio.AioRpcError`, `TimeoutError` or `NoAnswerError`."""
         async with asyncio.timeout_at(deadline):
             channel = await self._next()
         try:
-            return await channel.call(method, message, deadline)
+            return await channel.call(method, message, deadline, metadata)
         except grpc.aio.AioRpcError as error:
             if not _has_charged_nothing(error) or (other := self._pick(channel)) is None:
                 raise
-        return await other.call(method, message, deadline)
+        return await other.call(method, message, deadline, metadata)
 
     async def close(self) -> None:
         """Ends the calls under way."""
@@ -153,9 +156,9 @@ class _Channel:
         self.state = self._channel.get_state(try_to_connect=True)
         self._watch = asyncio.create_task(self._watch_state())
 
-    async def call(self, method: str, message: Any, deadline: float) -> Any:
+    async def call(self, method: str, message: Any, deadline: float, metadata: Metadata) -> Any:
         timeout = deadline - asyncio.get_running_loop().time()
-        return await getattr(self._stub, method)(message, timeout=timeout)
+        return await getattr(self._stub, method)(message, timeout=timeout, metadata=metadata)
 
     async def close(self, grace: float | None = None) -> None:
         self._watch.cancel()
@@ -201,9 +204,5 @@ def _reason_of(error: grpc.aio.AioRpcError) -> str:
     """The reason in the details of an error; empty if there is none, or if they cannot be read."""
     encoded = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
     with contextlib.suppress(DecodeError):
-        for detail in status_pb2.Status.FromString(encoded).details:
-            info = error_details_pb2.ErrorInfo()
-            if detail.Unpack(info):
-                reason: str = info.reason
-                return reason
+        return reason_of(status_pb2.Status.FromString(encoded))
     return ""

@@ -22,7 +22,7 @@ class _Checks:
     """Checks of one key that are under way."""
 
     count: int = 0
-    # The server may have decided those that were sent earlier before the last refund.
+    # The server may have decided those that were sent earlier before the last refund or change of limits.
     refunded: float | None = None
 
 
@@ -73,4 +73,10 @@ class DenyCache:
         """Forgets the refusals of checks that were sent before this instant."""
         self._refusals.pop(key, None)
         if (checks := self._under_way.get(key)) is not None:
+            checks.refunded = now
+
+    def clear(self, now: float) -> None:
+        """Forgets all refusals of checks that were sent before this instant."""
+        self._refusals.clear()
+        for checks in self._under_way.values():
             checks.refunded = now

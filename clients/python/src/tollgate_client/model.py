@@ -9,6 +9,8 @@ from collections.abc import Iterable
 
 import grpc
 
+from .v1 import tollgate_pb2 as v1
+
 DAY_SECONDS = 86_400.0
 
 
@@ -32,6 +34,20 @@ class NoAnswerError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.message}"
+
+
+class LimitError(Exception):
+    """Why the limit of its own of one key was not read or changed."""
+
+    def __init__(self, code: grpc.StatusCode, reason: str, message: str) -> None:
+        super().__init__(code, reason, message)
+        self.code = code
+        # A name, such as `OUT_OF_BOUNDS` or `OTHER_VERSION`.
+        self.reason = reason
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
 
 
 class OnNoAnswer(enum.Enum):
@@ -276,6 +292,18 @@ class Settlement:
     limits: tuple[SettledLimit, ...] = ()
     # Whether the outcome of a limit is UNKNOWN.
     unknown: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class LimitResult:
+    """What has become of the limit of its own of one key."""
+
+    # The one that applies now; None if the numbers of the rule do, or if nothing is known.
+    limit: v1.OwnLimit | None
+    # The name or the path of the rule.
+    rule: str
+    # Why nothing was read or changed.
+    error: LimitError | None = None
 
 
 def _later(wait: float | None, seconds: float) -> float | None:

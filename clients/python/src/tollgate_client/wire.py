@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
 
 from .model import (
     Decision,
     Descriptor,
     InvalidRequestError,
+    LimitError,
+    LimitResult,
     LimitStatus,
     NoAnswerError,
     Request,
@@ -77,6 +80,28 @@ def settlement_of(reply: v1.SettleResponse | v1.CancelResponse) -> Settlement:
     return Settlement(tuple(_settled_limit_of(limit) for limit in reply.limits), reply.unknown)
 
 
+def set_request_of(limits: Iterable[v1.SetLimit], *, dry_run: bool) -> v1.SetLimitsRequest:
+    return _sized(v1.SetLimitsRequest(limits=limits, dry_run=dry_run))
+
+
+def keys_request_of(kind: type[M], domain: str, keys: Iterable[Descriptor]) -> M:
+    """A request for the limits of their own of keys."""
+    return _message(kind, Request(domain, keys))
+
+
+def list_request_of(domain: str, prefix: Iterable[tuple[str, str]]) -> v1.ListLimitsRequest:
+    try:
+        return v1.ListLimitsRequest(domain=domain, prefix=[v1.Entry(key=key, value=value) for key, value in prefix])
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(str(error)) from error
+
+
+def limit_results_of(keys: int, results: Sequence[v1.LimitResult]) -> list[LimitResult]:
+    """The results for so many keys. Raises `NoAnswerError`."""
+    _check_number(keys, results)
+    return [_limit_result_of(result) for result in results]
+
+
 def only(answers: Sequence[v1.Answer]) -> v1.Answer:
     """The answer of a call with one request."""
     return answers_to(1, answers)[0]
@@ -84,9 +109,13 @@ def only(answers: Sequence[v1.Answer]) -> v1.Answer:
 
 def answers_to(requests: int, answers: Sequence[v1.Answer]) -> Sequence[v1.Answer]:
     """The answers to so many requests. Raises `NoAnswerError`."""
+    _check_number(requests, answers)
+    return answers
+
+
+def _check_number(requests: int, answers: Sequence[object]) -> None:
     if len(answers) != requests:
         raise NoAnswerError(grpc.StatusCode.INTERNAL, f"{len(answers)} answers to {requests} requests")
-    return answers
 
 
 def failure_of(code: grpc.StatusCode, message: str) -> InvalidRequestError | NoAnswerError:
@@ -120,6 +149,10 @@ def _message(kind: type[M], request: Request, **fields: object) -> M:
     except (TypeError, ValueError) as error:
         # A number that the protocol does not have, text that is not Unicode, or another type.
         raise InvalidRequestError(str(error)) from error
+    return _sized(message)
+
+
+def _sized(message: M) -> M:
     # The server's error for it would lead to the default decision.
     if (size := message.ByteSize()) > REQUEST_BYTES_MAX:
         raise InvalidRequestError(f"the request has {size} bytes, of at most {REQUEST_BYTES_MAX}")
@@ -149,6 +182,24 @@ def _limit_status_of(limit: v1.LimitStatus) -> LimitStatus:
         refused_by_candidate=limit.refused_by_candidate,
         degraded=limit.degraded,
     )
+
+
+def _limit_result_of(result: v1.LimitResult) -> LimitResult:
+    error = None
+    if result.HasField("error"):
+        code = CODES.get(result.error.code, grpc.StatusCode.UNKNOWN)
+        error = LimitError(code, reason_of(result.error), result.error.message)
+    return LimitResult(result.limit if result.HasField("limit") else None, result.rule, error)
+
+
+def reason_of(status: status_pb2.Status) -> str:
+    """The reason in the details of an error; empty if there is none. Raises `DecodeError`."""
+    for detail in status.details:
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info):
+            reason: str = info.reason
+            return reason
+    return ""
 
 
 def _settled_limit_of(limit: v1.SettledLimit) -> SettledLimit:

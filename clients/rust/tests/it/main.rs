@@ -8,6 +8,7 @@ mod harness;
 mod llm;
 mod middleware;
 mod outages;
+mod own_limits;
 mod prepaid;
 mod reservations;
 mod tls;

@@ -16,11 +16,22 @@ use notation::{Fields, assert_covers, client_options, slice_options, terms_of, v
 
 #[test]
 fn each_file_of_vectors_is_replayed() {
-    let known =
-        ["batches", "defaults", "deny_cache", "ids", "middleware", "reservations", "retries", "slices"];
+    // `tests/it` replays own_limits.json.
+    let known = [
+        "batches.json",
+        "defaults.json",
+        "deny_cache.json",
+        "ids.json",
+        "middleware.json",
+        "own_limits.json",
+        "own_limits.yaml",
+        "reservations.json",
+        "retries.json",
+        "slices.json",
+    ];
     let files = std::fs::read_dir(notation::folder()).unwrap();
     let names = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-    assert_eq!(names.collect::<BTreeSet<_>>(), known.map(|name| format!("{name}.json")).into());
+    assert_eq!(names.collect::<BTreeSet<_>>(), known.map(str::to_owned).into());
 }
 
 #[tokio::test]

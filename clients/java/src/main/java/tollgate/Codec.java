@@ -14,6 +14,7 @@ import java.util.List;
 import java.util.Map;
 import tollgate.v1.Answer;
 import tollgate.v1.CancelRequest;
+import tollgate.v1.ListLimitsRequest;
 import tollgate.v1.ReserveRequest;
 import tollgate.v1.SettleRequest;
 import tollgate.v1.SettledLimit;
@@ -50,7 +51,7 @@ final class Codec {
   }
 
   /** Finds a message that is larger than it may be, which the server would refuse as it refuses an overload. */
-  private static <M extends Message> M sized(M message) {
+  static <M extends Message> M sized(M message) {
     int size = message.getSerializedSize();
     if (size > REQUEST_BYTES_MAX) {
       throw new InvalidRequestException("the request has " + size + " bytes, of at most " + REQUEST_BYTES_MAX);
@@ -60,12 +61,7 @@ final class Codec {
 
   private static tollgate.v1.Descriptor descriptorOf(Descriptor descriptor) {
     tollgate.v1.Descriptor.Builder message = tollgate.v1.Descriptor.newBuilder();
-    for (Entry entry : descriptor.entries()) {
-      message
-          .addEntriesBuilder()
-          .setKey(unicode(entry.key(), "the key of an entry"))
-          .setValue(unicode(entry.value(), "the value of an entry"));
-    }
+    descriptor.entries().forEach(entry -> message.addEntries(entryOf(entry)));
     if (descriptor.limit() != null) {
       message.setLimit(limitOf(descriptor.limit()));
     }
@@ -76,6 +72,13 @@ final class Codec {
       message.setOnExpiry(onExpiryOf(descriptor.onExpiry()));
     }
     return message.build();
+  }
+
+  private static tollgate.v1.Entry entryOf(Entry entry) {
+    return tollgate.v1.Entry.newBuilder()
+        .setKey(unicode(entry.key(), "the key of an entry"))
+        .setValue(unicode(entry.value(), "the value of an entry"))
+        .build();
   }
 
   private static tollgate.v1.Limit limitOf(Limit limit) {
@@ -134,12 +137,33 @@ final class Codec {
   }
 
   /** The answers to so many requests; another number is an error. */
-  static List<Answer> answersTo(int requests, List<Answer> answers) {
+  static <A> List<A> answersTo(int requests, List<A> answers) {
     if (answers.size() != requests) {
       String problem = answers.size() + " answers to " + requests + " requests";
       throw Status.INTERNAL.withDescription(problem).asRuntimeException();
     }
     return answers;
+  }
+
+  /** The results for so many keys; another number is an error. */
+  static List<LimitResult> limitResultsOf(int keys, List<tollgate.v1.LimitResult> results) {
+    return answersTo(keys, results).stream().map(Codec::limitResultOf).toList();
+  }
+
+  private static LimitResult limitResultOf(tollgate.v1.LimitResult result) {
+    LimitException error = null;
+    if (result.hasError()) {
+      Status.Code code = Status.fromCodeValue(result.getError().getCode()).getCode();
+      error = new LimitException(code, Elsewhere.reasonOf(result.getError()), result.getError().getMessage());
+    }
+    return new LimitResult(result.hasLimit() ? result.getLimit() : null, result.getRule(), error);
+  }
+
+  /** The message for the first page. */
+  static ListLimitsRequest listOf(String domain, List<Entry> prefix) {
+    ListLimitsRequest.Builder message = ListLimitsRequest.newBuilder().setDomain(unicode(domain, "the domain"));
+    prefix.forEach(entry -> message.addPrefix(entryOf(entry)));
+    return sized(message.build());
   }
 
   /** An answer without a verdict is an error. */

@@ -1,20 +1,26 @@
 package tollgate;
 
 import io.grpc.CallOptions;
+import io.grpc.Channel;
+import io.grpc.ClientInterceptors;
 import io.grpc.Context;
 import io.grpc.Deadline;
 import io.grpc.Grpc;
 import io.grpc.LoadBalancerRegistry;
 import io.grpc.ManagedChannel;
 import io.grpc.ManagedChannelBuilder;
+import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import io.grpc.Status;
 import io.grpc.stub.ClientCalls;
+import io.grpc.stub.MetadataUtils;
 import io.grpc.stub.StreamObserver;
+import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.Executor;
 import java.util.concurrent.TimeUnit;
 import tollgate.Elsewhere.Attempt;
+import tollgate.v1.RateLimiterGrpc;
 
 /** The gRPC channel to all addresses of a server's name. */
 final class Connection implements AutoCloseable {
@@ -27,7 +33,16 @@ final class Connection implements AutoCloseable {
     LoadBalancerRegistry.getDefaultRegistry().register(new Elsewhere());
   }
 
+  private static final Set<MethodDescriptor<?, ?>> WITH_TOKEN =
+      Set.of(
+          RateLimiterGrpc.getSetLimitsMethod(),
+          RateLimiterGrpc.getGetLimitsMethod(),
+          RateLimiterGrpc.getClearLimitsMethod(),
+          RateLimiterGrpc.getListLimitsMethod());
+
   private final ManagedChannel channel;
+  // The same with the admin token, if there is one.
+  private final Channel authorized;
 
   /** Does not wait for a connection, so a service can start while the server is down. */
   Connection(String target, ClientOptions options) {
@@ -42,6 +57,12 @@ final class Connection implements AutoCloseable {
             .maxInboundMessageSize(ANSWER_BYTES_MAX);
     options.channel.accept(builder);
     channel = builder.build();
+    Metadata headers = new Metadata();
+    if (!options.adminToken.isEmpty()) {
+      headers.put(
+          Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER), "Bearer " + options.adminToken);
+    }
+    authorized = ClientInterceptors.intercept(channel, MetadataUtils.newAttachHeadersInterceptor(headers));
     IN_A_SECOND.execute(this::reconnect);
   }
 
@@ -84,7 +105,8 @@ final class Connection implements AutoCloseable {
     Reply<A> reply = new Reply<>();
     CallOptions options = CallOptions.DEFAULT.withDeadline(deadline).withOption(Elsewhere.ATTEMPT, attempt);
     try {
-      ClientCalls.asyncUnaryCall(channel.newCall(method, options), request, reply);
+      Channel called = WITH_TOKEN.contains(method) ? authorized : channel;
+      ClientCalls.asyncUnaryCall(called.newCall(method, options), request, reply);
     } catch (RuntimeException error) {
       // Thrown by code of the user. In another thread, so that a long queue does not become a deep stack.
       CompletableFuture.runAsync(() -> reply.onError(error));

@@ -30,7 +30,8 @@ final class DenyCache {
   /** Checks of one key that are under way. */
   private static final class Checks {
     private int count;
-    // The instant of the last refund, or null. The server may have decided checks that were sent earlier before it.
+    // The instant of the last refund or change of limits, or null. The server may have decided checks that were sent
+    // earlier before it.
     private Long refunded;
   }
 
@@ -86,6 +87,12 @@ final class DenyCache {
     if (checks != null) {
       checks.refunded = now;
     }
+  }
+
+  /** Forgets all refusals of checks that were sent before this instant. */
+  synchronized void clear(long now) {
+    refusals.clear();
+    underWay.values().forEach(checks -> checks.refunded = now);
   }
 
   /** Whether no check is under way. */

@@ -46,15 +46,21 @@ final class Elsewhere extends LoadBalancerProvider {
     if (status == null || status.getCode() != Status.Code.UNAVAILABLE.value()) {
       return false;
     }
-    return status.getDetailsList().stream().anyMatch(detail -> NOTHING_CHARGED.contains(reasonOf(detail)));
+    return NOTHING_CHARGED.contains(reasonOf(status));
   }
 
-  private static String reasonOf(Any detail) {
-    try {
-      return detail.is(ErrorInfo.class) ? detail.unpack(ErrorInfo.class).getReason() : "";
-    } catch (InvalidProtocolBufferException error) {
-      return "";
+  /** The reason in the details of an error; empty if there is none, or if they cannot be read. */
+  static String reasonOf(com.google.rpc.Status status) {
+    for (Any detail : status.getDetailsList()) {
+      if (detail.is(ErrorInfo.class)) {
+        try {
+          return detail.unpack(ErrorInfo.class).getReason();
+        } catch (InvalidProtocolBufferException error) {
+          return "";
+        }
+      }
     }
+    return "";
   }
 
   @Override

@@ -19,12 +19,20 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Function;
 import java.util.function.Supplier;
+import java.util.function.UnaryOperator;
+import java.util.stream.Stream;
 import tollgate.Batcher.Reply;
 import tollgate.Codec.CounterKey;
 import tollgate.v1.Answer;
+import tollgate.v1.ClearLimitsRequest;
+import tollgate.v1.GetLimitsRequest;
+import tollgate.v1.ListLimitsRequest;
+import tollgate.v1.ListLimitsResponse;
+import tollgate.v1.OwnLimit;
 import tollgate.v1.PeekRequest;
 import tollgate.v1.RateLimiterGrpc;
 import tollgate.v1.RefundRequest;
+import tollgate.v1.SetLimitsRequest;
 
 /**
  * Asks one Tollgate, which may have many replicas, whether requests may pass.
@@ -286,6 +294,79 @@ public final class TollgateClient implements AutoCloseable, Checker {
               });
     } finally {
       Context.ROOT.detach(before);
+    }
+  }
+
+  /**
+   * Gives keys limits of their own, in place of the numbers of their rules, with {@link ClientOptions#adminToken}. If
+   * one is invalid, none is set. The results are in the order of the limits.
+   *
+   * @throws InvalidRequestException if the call is invalid as a whole
+   * @throws NoAnswerException if the server gives no answer, also if the token is wrong; limits may be set or not
+   * @throws CancellationException if the caller cancels its context
+   * @throws InterruptedException if the thread is interrupted; limits may be set or not
+   */
+  public List<LimitResult> setLimits(SetLimitsRequest request) throws InterruptedException {
+    return changeLimits(
+        RateLimiterGrpc.getSetLimitsMethod(),
+        Codec.sized(request),
+        response -> Codec.limitResultsOf(request.getLimitsCount(), response.getResultsList()));
+  }
+
+  /** Reads the limits of their own of keys. Errors are those of {@link #setLimits}. */
+  public List<LimitResult> getLimits(String domain, Descriptor... keys) throws InterruptedException {
+    tollgate.v1.Request named = Codec.messageOf(Request.of(domain, keys));
+    return get(
+        call(
+            RateLimiterGrpc.getGetLimitsMethod(),
+            GetLimitsRequest.newBuilder().setDomain(domain).addAllDescriptors(named.getDescriptorsList()).build(),
+            response -> Codec.limitResultsOf(keys.length, response.getResultsList())));
+  }
+
+  /**
+   * Removes the limits of their own of keys: the numbers of their rules apply again. Errors are those of {@link
+   * #setLimits}.
+   */
+  public List<LimitResult> clearLimits(String domain, Descriptor... keys) throws InterruptedException {
+    tollgate.v1.Request named = Codec.messageOf(Request.of(domain, keys));
+    return changeLimits(
+        RateLimiterGrpc.getClearLimitsMethod(),
+        ClearLimitsRequest.newBuilder().setDomain(domain).addAllDescriptors(named.getDescriptorsList()).build(),
+        response -> Codec.limitResultsOf(keys.length, response.getResultsList()));
+  }
+
+  private <Q, A> List<LimitResult> changeLimits(
+      MethodDescriptor<Q, A> method, Q message, Function<A, List<LimitResult>> decode) throws InterruptedException {
+    try {
+      return get(call(method, message, decode));
+    } finally {
+      // Also without an answer, because the server may have changed limits.
+      denials.clear(System.nanoTime());
+    }
+  }
+
+  /**
+   * Reads the limits of their own of a domain, of all domains if it is empty, whose keys begin with these entries. The
+   * first page is read at once, further ones as the stream goes on. Errors, also of the stream, are those of {@link
+   * #setLimits}; an interrupted thread is a {@link CancellationException} and stays interrupted. In a cluster each
+   * replica lists those of the counters that it owns: make a client of the address of each.
+   */
+  public Stream<OwnLimit> listLimits(String domain, Entry... prefix) {
+    ListLimitsRequest message = Codec.listOf(domain, List.of(prefix));
+    UnaryOperator<ListLimitsResponse> next =
+        page ->
+            page.getNextPageToken().isEmpty()
+                ? null
+                : page(message.toBuilder().setPageToken(page.getNextPageToken()).build());
+    return Stream.iterate(page(message), Objects::nonNull, next).flatMap(page -> page.getLimitsList().stream());
+  }
+
+  private ListLimitsResponse page(ListLimitsRequest message) {
+    try {
+      return get(call(RateLimiterGrpc.getListLimitsMethod(), message, Function.identity()));
+    } catch (InterruptedException error) {
+      Thread.currentThread().interrupt();
+      throw new CancellationException("the thread was interrupted");
     }
   }
 

@@ -44,6 +44,10 @@ class CoresTest {
   }
 
   private static void step(DenyCache cache, JsonNode step) {
+    if (step.has("clear")) {
+      cache.clear(step.get("at").asLong() * MILLISECOND);
+      return;
+    }
     String event = Stream.of("check", "refuse", "refund", "begin", "end").filter(step::has).findAny().orElseThrow();
     tollgate.v1.Request request = Codec.messageOf(requestOf(step.get(event)));
     CounterKey key = Codec.countersOf(request);

@@ -4,9 +4,15 @@ import com.google.protobuf.Descriptors.FieldDescriptor;
 import com.google.protobuf.Message;
 import io.grpc.Grpc;
 import io.grpc.InsecureServerCredentials;
+import io.grpc.Metadata;
 import io.grpc.MethodDescriptor;
 import io.grpc.Server;
+import io.grpc.ServerCall;
+import io.grpc.ServerCallHandler;
+import io.grpc.ServerInterceptor;
+import io.grpc.ServerInterceptors;
 import io.grpc.ServerServiceDefinition;
+import io.grpc.Status;
 import io.grpc.protobuf.StatusProto;
 import io.grpc.stub.ServerCallStreamObserver;
 import io.grpc.stub.ServerCalls;
@@ -46,12 +52,28 @@ public final class ScriptedServer implements AutoCloseable {
     METHODS.forEach(method -> add(service, number, method));
     Server server =
         Grpc.newServerBuilderForPort(0, InsecureServerCredentials.create())
-            .addService(service.build())
+            .addService(ServerInterceptors.intercept(service.build(), new WithoutToken()))
             .maxInboundMessageSize(16 << 20)
             .build()
             .start();
     servers.add(server);
     return "127.0.0.1:" + server.getPort();
+  }
+
+  /** Refuses calls with a token: clients send it with no call of a script. */
+  private static final class WithoutToken implements ServerInterceptor {
+    private static final Metadata.Key<String> TOKEN =
+        Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
+
+    @Override
+    public <Q, A> ServerCall.Listener<Q> interceptCall(
+        ServerCall<Q, A> call, Metadata headers, ServerCallHandler<Q, A> next) {
+      if (headers.containsKey(TOKEN)) {
+        call.close(Status.INTERNAL.withDescription("the admin token is sent"), new Metadata());
+        return new ServerCall.Listener<>() {};
+      }
+      return next.startCall(call, headers);
+    }
   }
 
   private <Q extends Message, A extends Message> void add(

@@ -97,7 +97,7 @@ public final class Vectors {
 
   /** The options of a client. The timeout is long, unless it is given. */
   public static ClientOptions clientOptions(JsonNode vector) {
-    ClientOptions options = new ClientOptions().timeout(TollgateServer.PATIENCE);
+    ClientOptions options = new ClientOptions().timeout(TollgateServer.PATIENCE).adminToken("secret");
     return with(options, vector.path("options"));
   }
 
