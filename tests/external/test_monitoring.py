@@ -149,6 +149,8 @@ EMPTY = {"Failed links", "Connections closed by the server", "Certificates expir
 # Rules of files have no control plane and no URL.
 EMPTY |= {"Connections to the control plane", "Responses of the control plane", "Overlay"}
 EMPTY |= {"Requests for the rules", "Age of the rules", "Copy of the rules"}
+# No store names limits.
+EMPTY |= {"Look-ups of limits", "Decisions by cached limits", "Keys with cached limits"}
 # The replicas serve no quotas.
 EMPTY |= {"Clients with quotas", "Reported requests", "Parts of limits", "Reports and assignments"}
 EMPTY |= {"Time until shares are adjusted", "Refused streams and buckets", "Memory of quotas"}

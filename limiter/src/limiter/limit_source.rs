@@ -98,6 +98,9 @@ impl PendingLimits {
     /// Waits for the look-ups, for half of the caller's `timeout` at most.
     #[cfg(feature = "limits")]
     pub(super) async fn ended(self, timeout: Option<Duration>) {
+        if self.is_empty() {
+            return;
+        }
         let wait = timeout.map_or(self.wait, |timeout| self.wait.min(timeout / 2));
         let all = async {
             for each in self.each {

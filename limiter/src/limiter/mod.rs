@@ -247,8 +247,8 @@ impl ActiveView<'_> {
         request: &Request<'_>,
     ) -> Result<Option<AnswerOrPlan<SingleAnswer<'s>>>, LimiterError> {
         // `replaces` cannot apply here: there is no other descriptor.
-        let applied = AppliedLimit::new(domain, descriptor, request);
-        if applied.needs_set() {
+        let mut applied = AppliedLimit::new(domain, descriptor, request);
+        if applied.needs_more() && !self.is_looked_up(domain, request, &mut applied) {
             return Ok(None);
         }
         let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
@@ -265,6 +265,22 @@ impl ActiveView<'_> {
         metrics.count_shadow_pass(answer.passes_in_shadow);
         metrics.count_descriptor(&domain, descriptor, &applied, Some(checked), &answer.statuses[0]);
         Ok(Some(AnswerOrPlan::Answer(answer)))
+    }
+
+    /// Looks up the limit of the only descriptor. Returns whether its check can be decided alone.
+    // `inline(never)`: keeps the stack frame of the common path small.
+    #[inline(never)]
+    fn is_looked_up<'s>(
+        &'s self,
+        domain: KeyedDomain<'s>,
+        request: &Request<'_>,
+        applied: &mut AppliedLimit<'s>,
+    ) -> bool {
+        if applied.has_candidate() {
+            return false;
+        }
+        let pending = self.limiter.limits.apply(domain, request, self.now(), slice::from_mut(applied));
+        pending.is_empty() && applied.looked_up().is_none_or(|found| !found.is_unlimited())
     }
 
     // `inline(never)`: keeps the stack frame of the common path small.

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use tollgate_wire::proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
+
 use crate::{
-    harness::{Service, http, request_for, until},
+    harness::{Service, cluster_view, http, replica_with, request_for, until, until_linked},
     remote_rules::server::{Reply, RulesServer},
 };
 
@@ -64,4 +66,27 @@ async fn limit_at_a_url_decides_until_the_server_has_none() {
     limit(&service).await;
     until_counted(&service, "found", 2).await;
     assert_eq!(limit(&service).await, 7);
+}
+
+#[tokio::test]
+async fn looked_up_limit_holds_over_the_replicas_of_a_cluster() {
+    const USERS: usize = 20;
+    let text = r#"{"requests_per_unit": 2, "window": "24h"}"#.to_owned();
+    let server = RulesServer::start(Reply::Document { etag: "one", text }).await;
+    let url = format!("http://{}/{{domain}}/{{descriptor}}", server.address);
+    let secret = tempfile::tempdir().unwrap();
+    let settings = [("limits.source", "url"), ("limits.url", url.as_str()), ("limits.wait", "1s")];
+    let first = replica_with(RULES, &secret, "off", &settings).await;
+    let address = cluster_view(&first).await["members"][0]["address"].as_str().unwrap().to_owned();
+    let second = replica_with(RULES, &secret, &address, &settings).await;
+    until_linked(&first).await;
+    until_linked(&second).await;
+    for user in 0..USERS {
+        let mut codes = Vec::new();
+        for replica in [&first, &second, &first, &second] {
+            let answer = replica.call(request_for("shop", "user", &user.to_string())).await.unwrap();
+            codes.push(answer.overall_code());
+        }
+        assert_eq!(codes, [Code::Ok, Code::Ok, Code::OverLimit, Code::OverLimit], "{user}");
+    }
 }
