@@ -313,3 +313,32 @@ fn findings_that_lead_to_views_of_the_page_are_documented() {
         assert!(documented.contains(&format!("`{id}`")), "docs/admin.md lacks {id}");
     }
 }
+
+#[tokio::test]
+async fn limits_of_keys_are_set_on_the_admin_listener_with_its_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token");
+    fs::write(&file, "first").unwrap();
+    let rules = RULES.replacen(
+        "requests_per_unit: 2}",
+        "requests_per_unit: 2, own: {requests_per_unit: {max: 9}}}",
+        1,
+    );
+    let service = Service::start_with(&rules, &[("admin.token_file", file.to_str().unwrap())]).await;
+    let limit =
+        r#"{"domain": "shop", "key": {"entries": [{"key": "user", "value": "bob"}]}, "requestsPerUnit": 9}"#;
+    let set = format!(r#"{{"limits": [{{"limit": {limit}}}]}}"#);
+    let token = "authorization: Bearer first\r\n";
+    let post = async |headers: &str| admin_with(&service, headers, "POST", "/v1/limits/set", &set).await;
+    assert_eq!(post("").await.0, 401);
+    assert_eq!(post("authorization: Bearer wrong\r\n").await.0, 401);
+    assert_eq!(post(&format!("{token}origin: http://evil.example\r\n")).await.0, 403);
+    let counter = async || {
+        let (_, body) = admin_with(&service, token, "GET", "/counters?domain=shop&key=user=bob", "").await;
+        serde_json::from_str::<Value>(&body).unwrap()["remaining"].clone()
+    };
+    assert_eq!(counter().await, 2);
+    let (code, body) = post(token).await;
+    assert!(code == 200 && !body.contains("error"), "{body}");
+    assert_eq!(counter().await, 9);
+}
