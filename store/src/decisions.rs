@@ -5,7 +5,7 @@ use std::{convert::Infallible, ops::Deref};
 use smallvec::SmallVec;
 use tollgate_counter::algorithm::Decision;
 
-use crate::{Check, OperationOutcome, OwnTerms};
+use crate::{Check, OwnTerms};
 
 /// Any number of checks.
 pub type Checks<'a> = SmallVec<[Check<'a>; 2]>;
@@ -16,7 +16,7 @@ pub struct Decisions {
     each: SmallVec<[Decision; 2]>,
     // One for each decision.
     charged: SmallVec<[u64; 2]>,
-    // What limits of their own display that have decided; empty if no counter has one.
+    // What limits of their own display that have decided, up to the last counter that has one.
     own: Vec<Option<u64>>,
 }
 
@@ -51,14 +51,6 @@ pub struct Reserved {
     pub decisions: Decisions,
 }
 
-impl From<OperationOutcome> for SingleDecision {
-    fn from(outcome: OperationOutcome) -> Self {
-        let own = outcome.displayed();
-        let OperationOutcome { decision, charged, .. } = outcome;
-        Self { decision: decision.keep_receipt(|_| None), charged, own }
-    }
-}
-
 impl Decisions {
     /// Decisions, with the hits that each has charged.
     pub fn new(each: SmallVec<[Decision; 2]>, charged: SmallVec<[u64; 2]>) -> Self {
@@ -66,10 +58,12 @@ impl Decisions {
     }
 
     /// The decisions with what limits of their own display, in the order of the checks.
-    pub fn with_own(self, own: impl Iterator<Item = Option<u64>>) -> Self {
-        let own: Vec<Option<u64>> = own.collect();
-        let has_some = own.iter().any(Option::is_some);
-        Self { own: if has_some { own } else { Vec::new() }, ..self }
+    pub fn with_own(mut self, own: impl Iterator<Item = Option<u64>>) -> Self {
+        for (index, displayed) in own.enumerate().filter(|(_, displayed)| displayed.is_some()) {
+            self.own.resize(index, None);
+            self.own.push(displayed);
+        }
+        self
     }
 
     /// What the limit of its own displays that has decided a check; `None` if the numbers of the rule have.

@@ -37,7 +37,7 @@ pub use leases::{Leases, UsedHits};
 use locked::LockedSlots;
 use ownership::OwnershipTable;
 use restrictions::Restrictions;
-use tables::{Applied, Tables};
+use tables::{AppliedOperation, Tables};
 
 /// A sweep visits one of this many parts of the slots at a time.
 pub const SWEEP_PARTS: usize = 100;
@@ -237,7 +237,7 @@ impl Memory {
             locked.require_unleased(checks, &refused)?;
         }
         let decisions = decide_set(checks, refused, |index, operation| {
-            let Applied { outcome, is_stored, .. } = locked.apply(&checks[index], operation);
+            let AppliedOperation { outcome, is_stored, .. } = locked.apply(&checks[index], operation);
             (outcome.decision, is_stored)
         });
         locked.record_changes(checks, &decisions);
@@ -337,7 +337,7 @@ impl Memory {
         {
             return Err(NotLocal::Leased(key));
         }
-        let Applied { outcome, is_changed, .. } = locked.apply(check, operation);
+        let AppliedOperation { outcome, is_changed, .. } = locked.apply(check, operation);
         if is_changed {
             locked.record_change(key);
         }

@@ -11,7 +11,7 @@ use tollgate_counter::{
 
 use crate::{
     Check, Decisions, HoldId, HoldTerms, OnFull, OnRefusal, OpenHolds, OwnLimitChange, OwnLimitOutcome,
-    OwnLimitState, Reserved, Settled, Subscribers,
+    OwnLimitState, Reserved, Settled, SingleDecision, Subscribers,
 };
 
 /// An operation on a counter and its holds, in every store.
@@ -244,6 +244,14 @@ impl OperationOutcome {
         let reset_after = Duration::ZERO;
         let decision = Decision { verdict, remaining: 0, reset_after, receipt: None };
         Self { hold: HoldOutcome::Exhausted, ..Self::new(decision, 0) }
+    }
+}
+
+impl From<OperationOutcome> for SingleDecision {
+    fn from(outcome: OperationOutcome) -> Self {
+        let own = outcome.displayed();
+        let OperationOutcome { decision, charged, .. } = outcome;
+        Self { decision: decision.keep_receipt(|_| None), charged, own }
     }
 }
 

@@ -21,7 +21,7 @@ use crate::{
     memory::{
         CounterState, Memory,
         ownership::{OwnershipTable, SlotOwnership},
-        tables::Applied,
+        tables::AppliedOperation,
     },
     operation::{CounterOperation, OperationOutcome, decide_set},
     side_data::SideData,
@@ -251,7 +251,7 @@ impl LockedSlots<'_> {
 
     /// Applies an operation to the counter of a check.
     #[inline]
-    pub(super) fn apply(&mut self, check: &Check<'_>, operation: &CounterOperation) -> Applied {
+    pub(super) fn apply(&mut self, check: &Check<'_>, operation: &CounterOperation) -> AppliedOperation {
         let memory = self.memory;
         let at = memory.at(self.now);
         let table = self.table(check.key);
@@ -263,7 +263,11 @@ impl LockedSlots<'_> {
             let passes = decision.verdict.passes();
             let charged = if is_stored { check.limit.charged(operation, passes) } else { 0 };
             let outcome = OperationOutcome::new(decision, charged);
-            return Applied { outcome, is_changed: check.limit.is_changed_by(operation, passes), is_stored };
+            return AppliedOperation {
+                outcome,
+                is_changed: check.limit.is_changed_by(operation, passes),
+                is_stored,
+            };
         }
         memory.tables.apply(table, check, operation, at)
     }

@@ -58,7 +58,7 @@ struct TableLock(Lock<SlotTable>);
 const _: () = assert!(size_of::<TableLock>() == 64);
 
 /// What an operation has done to a counter.
-pub(super) struct Applied {
+pub(super) struct AppliedOperation {
     pub(super) outcome: OperationOutcome,
     pub(super) is_changed: bool,
     /// Whether the counter is stored with what is charged.
@@ -177,7 +177,7 @@ impl Tables {
         check: &Check<'_>,
         operation: &CounterOperation,
         at: Now,
-    ) -> Applied {
+    ) -> AppliedOperation {
         let Check { key, limit, origin, .. } = *check;
         let budget = &self.resources.budget;
         // Taken out, it is not evicted itself.
@@ -209,7 +209,7 @@ impl Tables {
         if !is_stored {
             outcome = outcome.without_memory(self.on_full, operation);
         }
-        Applied { outcome, is_changed, is_stored }
+        AppliedOperation { outcome, is_changed, is_stored }
     }
 
     pub(super) fn insert(
