@@ -48,7 +48,7 @@ pub struct QuotaService {
     pub(super) replica: u64,
     pub(super) settings: QuotaSettings,
     pub(super) memory: QuotaMemory,
-    pub(super) stats: QuotaStats,
+    pub(super) stats: Arc<QuotaStats>,
     clock: Clock,
     outboxes: DashMap<u64, Arc<Outbox>, FxBuildHasher>,
     next_stream: AtomicU32,
@@ -64,7 +64,7 @@ impl QuotaService {
             replica: clock.now().as_nanos(),
             settings,
             memory: QuotaMemory::new(settings.memory),
-            stats: QuotaStats::default(),
+            stats: Arc::default(),
             clock,
             outboxes: DashMap::default(),
             next_stream: AtomicU32::new(1),
@@ -167,29 +167,18 @@ impl QuotaService {
 
     /// The numbers of this moment.
     pub fn reading(&self) -> QuotaTotals {
-        let stats = &self.stats;
         let dividers = self.dividers.stats();
         let granted = self.dividers.granted();
         QuotaTotals {
-            streams: stats.streams.load(Ordering::Relaxed),
-            buckets: stats.buckets.load(Ordering::Relaxed),
+            stats: self.stats.clone(),
             memory: self.memory.bytes(self.now()),
             divided: self.dividers.len(),
             granted_per_second: granted.rate.per_second,
             granted_hits: granted.hits,
-            reports: stats.reports.get(),
-            allowed: stats.allowed.get(),
-            denied: stats.denied.get(),
             beyond_grant: dividers.beyond_grant.get(),
             visited: dividers.visited.get(),
             convergence: dividers.convergence.buckets(),
-            assignments: stats.assignments.get(),
-            abandoned: stats.abandoned.get(),
-            refused_streams: stats.refused_streams.get(),
-            invalid: stats.invalid.get(),
-            unassigned: stats.unassigned.get(),
-            implausible: stats.implausible.get(),
-            too_many: stats.too_many.get() + dividers.refused.get(),
+            too_many: self.stats.too_many.get() + dividers.refused.get(),
         }
     }
 }

@@ -1,6 +1,9 @@
 //! Metrics of the rate limit quota service.
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use tollgate_counter::metrics::{Buckets, MetricCounter};
 use tollgate_telemetry::metrics::metrics;
@@ -22,37 +25,27 @@ pub(super) struct QuotaStats {
     pub(super) too_many: MetricCounter,
 }
 
-/// The numbers of one moment.
+/// What is displayed.
 #[derive(Clone, Debug, Default)]
 pub struct QuotaTotals {
-    pub(super) streams: usize,
-    pub(super) buckets: usize,
+    pub(super) stats: Arc<QuotaStats>,
     pub(super) memory: usize,
     pub(super) divided: usize,
     pub(super) granted_per_second: u64,
     pub(super) granted_hits: u64,
-    pub(super) reports: u64,
-    pub(super) allowed: u64,
-    pub(super) denied: u64,
     pub(super) beyond_grant: u64,
     pub(super) visited: u64,
     pub(super) convergence: Buckets,
-    pub(super) assignments: u64,
-    pub(super) abandoned: u64,
-    pub(super) refused_streams: u64,
-    pub(super) invalid: u64,
-    pub(super) unassigned: u64,
-    pub(super) implausible: u64,
     pub(super) too_many: u64,
 }
 
 metrics! { QuotaTotals;
     Gauge "tollgate_rlqs_streams" []
         "Open streams of the rate limit quota service, one for each client."
-        => |all, family| family.value(all.streams);
+        => |all, family| family.value(all.stats.streams.load(Ordering::Relaxed));
     Gauge "tollgate_rlqs_buckets" []
         "Buckets of these streams."
-        => |all, family| family.value(all.buckets);
+        => |all, family| family.value(all.stats.buckets.load(Ordering::Relaxed));
     Gauge "tollgate_rlqs_memory_bytes" []
         "Memory that streams, their buckets and the divisions of these take of rlqs.memory."
         => |all, family| family.value(all.memory);
@@ -67,12 +60,12 @@ metrics! { QuotaTotals;
         => |all, family| family.value(all.granted_hits);
     Counter "tollgate_rlqs_reports_total" []
         "Reports of buckets."
-        => |all, family| family.value(all.reports);
+        => |all, family| family.value(all.stats.reports.get());
     Counter "tollgate_rlqs_reported_requests_total" ["outcome"]
         "Requests that clients have reported: allowed or denied."
         => |all, family| {
-            family.sample(&["allowed"], all.allowed);
-            family.sample(&["denied"], all.denied);
+            family.sample(&["allowed"], all.stats.allowed.get());
+            family.sample(&["denied"], all.stats.denied.get());
         };
     Counter "tollgate_rlqs_requests_beyond_grant_total" []
         "Requests that clients have let pass without a grant for them, before their first assignment or after the end of one."
@@ -82,20 +75,20 @@ metrics! { QuotaTotals;
         => |all, family| family.value(all.visited);
     Counter "tollgate_rlqs_assignments_total" []
         "Assignments that were sent, also those that only renew one."
-        => |all, family| family.value(all.assignments);
+        => |all, family| family.value(all.stats.assignments.get());
     Histogram "tollgate_rlqs_convergence_seconds" []
         "Time from a change of demand or of clients until all clients of a limit that is divided as a rate have been sent their new shares."
         => |all, family| family.buckets(&all.convergence);
     Counter "tollgate_rlqs_abandoned_buckets_total" []
         "Buckets without requests that were abandoned, so that their clients drop them."
-        => |all, family| family.value(all.abandoned);
+        => |all, family| family.value(all.stats.abandoned.get());
     Counter "tollgate_rlqs_refused_total" ["reason"]
         "What was refused: streams and buckets beyond the share of their caller in rlqs.memory, buckets beyond its share in the 4,096 places of a limit, reports whose keys are invalid, of a reported number of requests what is beyond 2^32 - 1, and unassigned: reports of buckets that are charged but get no assignment, because a value is not UTF-8 or empty, their id is too long, or there is no memory."
         => |all, family| {
-            family.sample(&["streams"], all.refused_streams);
+            family.sample(&["streams"], all.stats.refused_streams.get());
             family.sample(&["buckets"], all.too_many);
-            family.sample(&["invalid"], all.invalid);
-            family.sample(&["unassigned"], all.unassigned);
-            family.sample(&["implausible"], all.implausible);
+            family.sample(&["invalid"], all.stats.invalid.get());
+            family.sample(&["unassigned"], all.stats.unassigned.get());
+            family.sample(&["implausible"], all.stats.implausible.get());
         };
 }

@@ -40,7 +40,7 @@ mod values;
 
 pub use settings::{ConnectError, SharedStoreSettings, StoreMode, StoreTlsFiles, is_prefix, is_url};
 pub use settings::{PasswordError, PasswordSource, PasswordSources, Passwords};
-pub use stats::SharedStoreStats;
+pub use stats::{SharedStoreCounters, SharedStoreStats};
 pub use values::{StoredValue, StoredValues};
 
 use batch::BatchPart;
@@ -48,7 +48,6 @@ use clocks::Clocks;
 use connection::Link;
 use greeting::{Greeter, receive_announcements};
 use lanes::{Lanes, WITHDRAWALS_MAX, start_withdrawal};
-use stats::SharedStoreCounters;
 
 /// The shared store. Clones share it.
 #[derive(Clone, Debug)]
@@ -187,22 +186,11 @@ impl SharedStore {
             (local_share.decided(), local_share.full())
         };
         SharedStoreStats {
+            counts: counts.clone(),
             is_ready: self.state() == SharedStoreState::Ready,
             replicas: greeter.replicas(),
-            checks: counts.checks.get(),
-            batches: counts.batches.get(),
-            conflicts: counts.conflicts.get(),
-            lost: counts.lost.get(),
-            refused_locally: counts.refused_locally.get(),
             degraded,
             local_share_full,
-            late: counts.late.get(),
-            breaker_openings: counts.breaker_openings.get(),
-            holds_released: counts.holds_released.get(),
-            holds_charged: counts.holds_charged.get(),
-            holds_exhausted: counts.holds_exhausted.get(),
-            ids_forgotten: counts.ids_forgotten.get(),
-            penalties: counts.penalties.get(),
             breakers_open: lanes.breakers_open(),
             round_trips: lanes.round_trips.buckets(),
         }

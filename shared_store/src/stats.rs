@@ -1,6 +1,6 @@
 //! Statistics of the shared store, for the metrics page.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tollgate_counter::metrics::{Buckets, MetricCounter, micros};
 
@@ -11,58 +11,48 @@ pub(super) const ROUND_TRIP_BOUNDS: [Duration; 14] = micros([
 
 /// Counts of what happens, to which every part of the store adds.
 #[derive(Debug, Default)]
-pub(super) struct SharedStoreCounters {
-    pub(super) checks: MetricCounter,
-    pub(super) batches: MetricCounter,
-    pub(super) conflicts: MetricCounter,
-    pub(super) lost: MetricCounter,
-    pub(super) refused_locally: MetricCounter,
-    pub(super) late: MetricCounter,
-    pub(super) breaker_openings: MetricCounter,
-    pub(super) holds_released: MetricCounter,
-    pub(super) holds_charged: MetricCounter,
-    pub(super) holds_exhausted: MetricCounter,
-    pub(super) ids_forgotten: MetricCounter,
-    pub(super) penalties: MetricCounter,
+pub struct SharedStoreCounters {
+    /// Checks that the store decided.
+    pub checks: MetricCounter,
+    /// Batches that were sent; each is one round trip.
+    pub batches: MetricCounter,
+    /// Groups of counters that another replica changed first, so that they were decided again.
+    pub conflicts: MetricCounter,
+    /// Counters that the store lost.
+    pub lost: MetricCounter,
+    /// Checks that were refused by what was known, without a request to the store.
+    pub refused_locally: MetricCounter,
+    /// Answers that arrived too late and whose charges were taken back.
+    pub late: MetricCounter,
+    /// Times that a circuit breaker opened.
+    pub breaker_openings: MetricCounter,
+    /// Holds that this replica has released at their expiry.
+    pub holds_released: MetricCounter,
+    /// Holds that stayed charged at their expiry.
+    pub holds_charged: MetricCounter,
+    /// Reservations that were refused because a counter has too many.
+    pub holds_exhausted: MetricCounter,
+    /// Ids of ended reservations that this replica has forgotten because their counter had too many.
+    pub ids_forgotten: MetricCounter,
+    /// Penalties that began by a refusal on this replica.
+    pub penalties: MetricCounter,
 }
 
 /// Statistics of this replica and its store.
 #[derive(Clone, Debug)]
 pub struct SharedStoreStats {
+    /// What is counted.
+    pub counts: Arc<SharedStoreCounters>,
     /// Whether the store can be reached and has sent its secret.
     pub is_ready: bool,
     /// Replicas that use the store, as it last said.
     pub replicas: u32,
-    /// Checks that the store decided.
-    pub checks: u64,
-    /// Batches that were sent; each is one round trip.
-    pub batches: u64,
-    /// Groups of counters that another replica changed first, so that they were decided again.
-    pub conflicts: u64,
-    /// Counters that the store lost.
-    pub lost: u64,
-    /// Checks that were refused by what was known, without a request to the store.
-    pub refused_locally: u64,
     /// Checks that were decided without the store.
     pub degraded: u64,
     /// Charges decided without the store that had no memory for their key.
     pub local_share_full: u64,
-    /// Answers that arrived too late and whose charges were taken back.
-    pub late: u64,
-    /// Times that a circuit breaker opened.
-    pub breaker_openings: u64,
     /// Lanes whose circuit breaker is open.
     pub breakers_open: usize,
-    /// Holds that this replica has released at their expiry.
-    pub holds_released: u64,
-    /// Holds that stayed charged at their expiry.
-    pub holds_charged: u64,
-    /// Reservations that were refused because a counter has too many.
-    pub holds_exhausted: u64,
-    /// Ids of ended reservations that this replica has forgotten because their counter had too many.
-    pub ids_forgotten: u64,
-    /// Penalties that began by a refusal on this replica.
-    pub penalties: u64,
     /// The durations of round trips.
     pub round_trips: Buckets,
 }

@@ -45,7 +45,7 @@ const DOORS: [(&str, &str); 13] = [
     (
         "shared_store",
         "ConnectError PasswordError PasswordSource PasswordSources Passwords SharedStore \
-          SharedStoreSettings SharedStoreState SharedStoreStats StoreMode \
+          SharedStoreCounters SharedStoreSettings SharedStoreState SharedStoreStats StoreMode \
           StoreTlsFiles StoredValue StoredValues is_prefix is_url",
     ),
     (

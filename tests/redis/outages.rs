@@ -110,7 +110,10 @@ async fn frozen_server_costs_callers_half_of_their_timeout_at_most() {
         slow += usize::from(took > timeout / 4);
     }
     assert!(slow < 20, "the circuit breaker spares callers: {slow} of 200 waited");
-    assert!(replica.store.stats().breaker_openings > 0 || replica.store.state() != SharedStoreState::Ready);
+    assert!(
+        replica.store.stats().counts.breaker_openings.get() > 0
+            || replica.store.state() != SharedStoreState::Ready
+    );
     server.signal("CONT");
     until_decided(&replica, "after").await;
 }
@@ -158,7 +161,7 @@ async fn flushed_server_begins_anew_and_keeps_its_secret() {
     let secret: Vec<u8> = server.run("GET tollgate:{replicas}:secret");
     server.run::<()>("FLUSHALL");
     assert_eq!(replica.check(name, &limit, CHARGE).await.remaining, 9, "the counter begins anew");
-    assert!(replica.store.stats().lost > 0, "the loss is noticed");
+    assert!(replica.store.stats().counts.lost.get() > 0, "the loss is noticed");
     until("the secret is stored again", || {
         server.run::<Option<Vec<u8>>>("GET tollgate:{replicas}:secret") == Some(secret.clone())
     })

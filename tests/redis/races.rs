@@ -82,16 +82,16 @@ async fn calls_during_a_round_trip_share_the_next_one() {
     let server = Server::start(&[]);
     let replica = replicas(&server, 1).await.remove(0);
     let (name, limit) = (key("hot"), a_day(1_000));
-    let before = replica.store.stats();
+    let counts = replica.store.stats().counts;
+    let [checks, batches] = [&counts.checks, &counts.batches].map(|counter| counter.get());
     // No round trip ends before all calls have come.
     server.signal("STOP");
     let mut calls = pin!(join_all((0..100).map(|_| replica.check(name, &limit, Operation::Charge(1)))));
     assert!((&mut calls).now_or_never().is_none());
     server.signal("CONT");
     assert!(calls.await.iter().all(|decision| decision.verdict.passes()));
-    let after = replica.store.stats();
-    assert_eq!(after.checks - before.checks, 100);
-    let batches = after.batches - before.batches;
+    assert_eq!(counts.checks.get() - checks, 100);
+    let batches = counts.batches.get() - batches;
     assert!((1..=2).contains(&batches), "{batches}: the one under way, and the next");
 }
 
@@ -170,9 +170,9 @@ async fn far_replica_gets_its_turn_at_a_hot_key() {
     }
     done.store(true, Relaxed);
     hammering.await.unwrap();
-    assert!(far.store.stats().conflicts > 0, "the replicas raced");
+    assert!(far.store.stats().counts.conflicts.get() > 0, "the replicas raced");
     // Nothing was lost.
-    let charged = near.store.stats().checks + 20;
+    let charged = near.store.stats().counts.checks.get() + 20;
     let peek = near.check(name, &limit, Operation::Peek).await;
     assert_eq!(peek.remaining, 1_000_000_000 - charged);
 }

@@ -238,12 +238,12 @@ pub(super) fn store_json(state: &AdminState) -> Value {
         page["shared"] = json!({
             "state": store.state().to_string(),
             "replicas": stats.replicas,
-            "checks": stats.checks,
-            "batches": stats.batches,
-            "conflicts": stats.conflicts,
-            "refused_locally": stats.refused_locally,
+            "checks": stats.counts.checks.get(),
+            "batches": stats.counts.batches.get(),
+            "conflicts": stats.counts.conflicts.get(),
+            "refused_locally": stats.counts.refused_locally.get(),
             "degraded": stats.degraded,
-            "lost": stats.lost,
+            "lost": stats.counts.lost.get(),
         });
     }
     page

@@ -46,11 +46,11 @@ impl ReplicaValues {
     ) -> Self {
         let mut store = sources.memory.stats();
         if let Some(shared) = shared {
-            store.holds_released += shared.holds_released;
-            store.holds_charged += shared.holds_charged;
-            store.holds_exhausted += shared.holds_exhausted;
-            store.ids_forgotten += shared.ids_forgotten;
-            store.penalties += shared.penalties;
+            store.holds_released += shared.counts.holds_released.get();
+            store.holds_charged += shared.counts.holds_charged.get();
+            store.holds_exhausted += shared.counts.holds_exhausted.get();
+            store.ids_forgotten += shared.counts.ids_forgotten.get();
+            store.penalties += shared.counts.penalties.get();
         }
         Self {
             rules: OnceCell::new(),
