@@ -186,7 +186,7 @@ impl LocalShare {
     /// whether any is remembered.
     pub fn remember_own(&mut self, checks: &[CounterCheck], outcomes: &[RemoteOutcome]) -> bool {
         for (check, RemoteOutcome { outcome, decided_by }) in checks.iter().zip(outcomes) {
-            let is_decision = matches!(check.operation, CounterOperation::Decide(_));
+            let is_decision = check.operation.properties().decided.is_some();
             if !is_decision || (*decided_by, check.origin) != (DecidedBy::Counter, LimitOrigin::Rule) {
                 continue;
             }
