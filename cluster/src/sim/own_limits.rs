@@ -193,7 +193,10 @@ impl OwnLimits {
         let is_possible = |change: &Change| match change.state {
             ChangeState::Acknowledged { version, .. } => newest.is_none_or(|(newest, _)| newest <= version),
             ChangeState::Open => true,
-            ChangeState::Unknown { at } => newest.is_none_or(|(_, later)| later <= at + LATE_MAX),
+            ChangeState::Unknown { at } => {
+                let arrives_by = record.arrives_by(change.called_at, at).saturating_add(LATE_MAX);
+                newest.is_none_or(|(_, later)| later <= arrives_by)
+            }
             ChangeState::Refused => false,
         };
         let is_possible = match displayed {
@@ -208,6 +211,16 @@ impl OwnLimits {
 }
 
 impl Record {
+    /// When a message of a call at `from` that had no answer until `to` arrives: one across a cut, when that ends.
+    fn arrives_by(&self, from: u64, to: u64) -> u64 {
+        match &self.cut {
+            Some(cut) if from <= cut.healed_at && cut.at <= to.saturating_add(SECOND) => {
+                to.max(cut.healed_at)
+            }
+            Some(_) | None => to,
+        }
+    }
+
     /// Whether two sides of a partition may have decided in this time.
     fn is_apart(&self, from: u64, to: u64) -> bool {
         self.cut.as_ref().is_some_and(|cut| {
