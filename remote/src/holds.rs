@@ -181,7 +181,8 @@ pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, Rem
         | HoldOutcome::Exhausted
         | HoldOutcome::Shown(_)
         | HoldOutcome::Ended
-        | HoldOutcome::OwnLimit(_) => Err(RemoteHoldError::OwnerUnreachable),
+        | HoldOutcome::OwnLimit(_)
+        | HoldOutcome::OwnLimits(_) => Err(RemoteHoldError::OwnerUnreachable),
     };
     outcomes.iter().map(settled).collect()
 }
@@ -201,7 +202,8 @@ pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, R
                 | HoldOutcome::Settled(_)
                 | HoldOutcome::Shown(_)
                 | HoldOutcome::Ended
-                | HoldOutcome::OwnLimit(_),
+                | HoldOutcome::OwnLimit(_)
+                | HoldOutcome::OwnLimits(_),
             ) => {}
             (DecidedBy::Counter, HoldOutcome::Exhausted) => return Err(RemoteHoldError::Exhausted),
             (DecidedBy::Lease | DecidedBy::Degraded | DecidedBy::Nothing, _) => {

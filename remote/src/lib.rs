@@ -21,7 +21,8 @@ use tollgate_counter::{
     time::Stopwatch,
 };
 use tollgate_store::{
-    Checks, CounterOperation, Decisions, OnRefusal, OperationOutcome, Refusal, RemoteDecisions,
+    Checks, CounterOperation, Decisions, OnRefusal, OperationOutcome, OwnLimitPosition, Refusal,
+    RemoteDecisions,
 };
 
 mod bounds;
@@ -40,7 +41,7 @@ pub use bounds::OpenChecks;
 pub use check::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes};
 pub use id_share::{ReplicaShare, SentId};
 pub use local_share::{Admitted, LocalShare, LocalShareBasis, MEMORY_DIVISOR};
-pub use submit::{LATE_MAX, Outcomes, RemoteExtent, Submission, SubmissionMode, Submit};
+pub use submit::{LATE_MAX, Outcomes, OwnLimits, RemoteExtent, Submission, SubmissionMode, Submit};
 
 /// Calls counters elsewhere. Clones share the bounds on open checks.
 #[derive(Clone, Debug)]
@@ -137,6 +138,23 @@ impl Remote {
         let call = self.open(&checks, None, &Caller::default()).ok()?;
         let outcomes = by_counters(call.submit(&checks).await)?;
         outcomes.into_vec().try_into().ok()
+    }
+
+    /// Applies an operation of operators to each of these counters. `None` if one cannot be reached.
+    pub async fn operate_each(
+        &self,
+        operations: impl Iterator<Item = (Key, CounterOperation)>,
+        limit: &Limit,
+    ) -> Option<Vec<OperationOutcome>> {
+        let check = |(key, operation)| CounterCheck::by_counter(key, limit.clone(), operation);
+        let checks: CounterChecks = operations.map(check).collect();
+        let call = self.open(&checks, None, &Caller::default()).ok()?;
+        Some(by_counters(call.submit(&checks).await)?.into_vec())
+    }
+
+    /// A part of the list of limits of their own of a shared store: see [`Submit::own_limits`].
+    pub fn own_limits(&self, after: Option<OwnLimitPosition>, most: usize) -> Option<OwnLimits> {
+        self.submit.own_limits(after, most)
     }
 
     /// Counts the checks as open. Also returns how long their call waits.

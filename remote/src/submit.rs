@@ -8,7 +8,7 @@ use std::{
 };
 
 use tollgate_counter::{algorithm::Limit, descriptor::Key};
-use tollgate_store::{Check, Refusal};
+use tollgate_store::{Check, OwnLimitPage, OwnLimitPosition, Refusal};
 
 use crate::{
     bounds::OpenChecks,
@@ -44,6 +44,12 @@ pub trait Submit: Debug + Send + Sync {
         None
     }
 
+    /// A part of the list of all limits of their own, of a store that has all counters: those that are found in about
+    /// `most` counters after this position. The inner value is `None` if the store cannot be reached.
+    fn own_limits(&self, _after: Option<OwnLimitPosition>, _most: usize) -> Option<OwnLimits> {
+        None
+    }
+
     /// Which counters are elsewhere.
     fn extent(&self) -> RemoteExtent;
 
@@ -56,6 +62,9 @@ pub trait Submit: Debug + Send + Sync {
 
 /// The outcomes of a submission, once all are known.
 pub type Outcomes = Pin<Box<dyn Future<Output = RemoteOutcomes> + Send>>;
+
+/// A part of a list, once it is known.
+pub type OwnLimits = Pin<Box<dyn Future<Output = Option<OwnLimitPage>> + Send>>;
 
 /// Operations that are submitted together: sent at once and awaited together, so the work is linear in their number.
 #[derive(Debug)]

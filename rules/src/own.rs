@@ -301,6 +301,22 @@ impl OwnBounds {
         (cut != OwnNumbers::default()).then_some(cut)
     }
 
+    /// What happens to keys with limits of their own if the bounds become those of `new`; `None` if all limits stay.
+    pub fn narrowed(&self, new: Option<&Self>) -> Option<String> {
+        let Some(new) = new else {
+            return Some("all keys have the numbers of the rule until it has `own` again".to_owned());
+        };
+        let cut = self.bounds.iter().filter_map(|(name, max)| match new.bound(name, None) {
+            None => Some(format!("`{name}` is that of the rule")),
+            Some(least) if least < *max => Some(format!("a `{name}` above {least} is cut to {least}")),
+            Some(_) => None,
+        });
+        let unlimited = self.unlimited && !new.unlimited;
+        let unlimited = unlimited.then(|| "unlimited keys have the numbers of the rule".to_owned());
+        let all: Vec<_> = cut.chain(unlimited).collect();
+        (!all.is_empty()).then(|| all.join(", "))
+    }
+
     /// The terms of the rule with these numbers.
     fn compiled(&self, numbers: &OwnNumbers, window: Option<&str>) -> Result<StoredTerms, String> {
         let unit = numbers.unit.map(ChangedPeriod::Unit);

@@ -106,11 +106,14 @@ impl StoreConnection {
         call: impl Fn(&str, &str) -> Cmd,
     ) -> RedisResult<Value> {
         match self.send(&call("EVALSHA", hash)).await {
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                self.send(&call("EVAL", source)).await
-            }
+            Err(error) if Self::is_unknown_script(&error) => self.send(&call("EVAL", source)).await,
             other => other,
         }
+    }
+
+    /// Whether the server does not know the script of a hash.
+    pub(super) fn is_unknown_script(error: &RedisError) -> bool {
+        error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
     }
 
     /// Sends a command.

@@ -307,6 +307,12 @@ impl SharedStoreSettings {
         [&self.prefix, "{", tag, "}", rest].concat().into_bytes()
     }
 
+    /// The pattern of the names of keys.
+    pub(super) fn names(&self) -> String {
+        // A prefix has no special character.
+        format!("{}{{{}}}{}", self.prefix, "?".repeat(TAG_DIGITS), "?".repeat(32 - TAG_DIGITS))
+    }
+
     /// The key with this name.
     pub(super) fn key_of(&self, name: &[u8]) -> Option<Key> {
         let name = std::str::from_utf8(name.strip_prefix(self.prefix.as_bytes())?).ok()?;

@@ -18,11 +18,11 @@ use tokio::{
 };
 use tollgate_counter::{lock::Lock, time::Clock};
 use tollgate_remote::{
-    CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, RemoteExtent, RemoteOutcome,
-    RemoteOutcomes, Submission, Submit,
+    CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, OwnLimits, RemoteExtent,
+    RemoteOutcome, RemoteOutcomes, Submission, Submit,
 };
 use tollgate_rules::ActiveRules;
-use tollgate_store::Check;
+use tollgate_store::{Check, OwnLimitPosition};
 
 mod batch;
 mod clocks;
@@ -32,6 +32,7 @@ mod greeting;
 mod lane;
 mod lanes;
 mod node;
+mod own_limits;
 mod script;
 mod settings;
 mod stats;
@@ -242,6 +243,11 @@ impl Submit for SharedStore {
         let StoreParts { announcements_are_received, lanes, .. } = &*self.0;
         let refused = announcements_are_received.load(Relaxed).then(|| lanes.refuse_known(check))?;
         refused.map(RemoteOutcome::from_counter)
+    }
+
+    fn own_limits(&self, after: Option<OwnLimitPosition>, most: usize) -> Option<OwnLimits> {
+        let store = self.0.clone();
+        Some(Box::pin(async move { store.own_limits(after, most).await }))
     }
 
     fn extent(&self) -> RemoteExtent {

@@ -41,6 +41,8 @@ const REPLY_BYTES_MAX: usize = 1024 * 1024;
 pub(super) const STORED_VALUE_BYTES_MAX: usize = 4 * 1024;
 /// The most that a script returns for a key, in bytes. A counter with all its reservations has half of it.
 const VALUE_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// The most that a script without keys returns, in bytes: the limits of their own of a thousand counters.
+const LIST_BYTES_MAX: usize = 24 * 1024 * 1024;
 /// The most that a script returns, in bytes.
 const SCRIPT_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// The most that arrives on a channel until the receiver has read a message, in bytes.
@@ -167,7 +169,10 @@ fn reply_bytes_max(cmd: &Cmd) -> usize {
     match args.next() {
         Some(b"EVAL" | b"EVALSHA") => {
             let keys = args.nth(1).and_then(|keys| std::str::from_utf8(keys).ok()?.parse().ok());
-            let values = VALUE_BYTES_MAX.saturating_mul(keys.unwrap_or(0));
+            let values = match keys.unwrap_or(0) {
+                0 => LIST_BYTES_MAX,
+                keys => VALUE_BYTES_MAX.saturating_mul(keys),
+            };
             values.saturating_add(UNASKED_BYTES_MAX).min(SCRIPT_BYTES_MAX)
         }
         // With the cost of lines, also of those in it.

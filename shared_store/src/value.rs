@@ -6,7 +6,7 @@ use tollgate_counter::{descriptor::Key, packed_counter::Decoded, time::Timestamp
 use tollgate_store::HeldCounter;
 
 /// The version of a counter. Records of it and of its side data follow, with instants in nanoseconds since the Unix epoch.
-const VERSION: u8 = 4;
+pub(super) const VERSION: u8 = 4;
 /// A claimed value: 16 bytes of a [`Claim`], then the value. See the script.
 const CLAIMED: u8 = 2;
 /// The bytes of a claim with its mark.

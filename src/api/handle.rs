@@ -93,7 +93,7 @@ impl WaitingCall {
             }
             WaitingRequest::Hold(planned) => Box::pin(planned.reply(api, caller)).await,
             WaitingRequest::Operator(verb, message, metadata) => {
-                Box::pin(api.operate(verb, &message, metadata.as_deref())).await
+                Box::pin(api.operate(verb, &message, metadata.as_deref(), caller)).await
             }
         };
         api.metrics.answered(kind, api.limiter.since(&begun));

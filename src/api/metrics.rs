@@ -44,6 +44,8 @@ pub struct ApiMetrics {
     pub wrong_token: MetricCounter,
     /// Calls that were answered with an error.
     pub failed_calls: FailedCalls,
+    /// Changes of limits of their own.
+    pub(super) own_limits: OwnLimitCounts,
     missing_headers: MetricCounter,
     // In the order of `ApiKind`.
     requests: [MetricCounter; ApiKind::ALL.len()],
@@ -83,12 +85,48 @@ metrics! { ApiMetrics;
         => |all, family| {
             family.sample(&["missing"], all.missing_headers.get());
         };
+    Counter "tollgate_own_limit_changes_total" ["result"]
+        "Changes of limits of their own: set, cleared, or refused for this reason."
+        => |all, family| {
+            family.sample(&["set"], all.own_limits.set.get());
+            family.sample(&["cleared"], all.own_limits.cleared.get());
+            for ((_, result), refused) in REFUSALS.iter().zip(&all.own_limits.refused) {
+                family.sample(&[*result], refused.get());
+            }
+            family.sample(&["other"], all.own_limits.other.get());
+        };
     Gauge "tollgate_queue_waiting_requests" []
         "Requests waiting for their turn in a leaky_queue."
         => |all, family| family.value(all.waiting());
     Histogram "tollgate_queue_delay_seconds" []
         "Delays imposed by a leaky_queue on requests that had to wait."
         => |all, family| family.buckets(&all.delays.buckets());
+}
+
+/// The reasons for which limits of their own are refused, with their results in metrics.
+const REFUSALS: [(&str, &str); 4] = [
+    ("NO_OWN_LIMITS", "no_own_limits"),
+    ("OUT_OF_BOUNDS", "out_of_bounds"),
+    ("OTHER_VERSION", "other_version"),
+    ("NO_MEMORY", "no_memory"),
+];
+
+/// Counts changes of limits of their own.
+#[derive(Debug, Default)]
+pub(super) struct OwnLimitCounts {
+    pub(super) set: MetricCounter,
+    pub(super) cleared: MetricCounter,
+    // In the order of `REFUSALS`.
+    refused: [MetricCounter; REFUSALS.len()],
+    other: MetricCounter,
+}
+
+impl OwnLimitCounts {
+    /// Counts a change that is refused for this reason.
+    pub(super) fn refused(&self, reason: &str) {
+        let counter = REFUSALS.iter().position(|(known, _)| *known == reason);
+        counter.map_or(&self.other, |index| &self.refused[index]).increase();
+    }
 }
 
 /// Requests with a reply or an error that are not counted yet.
@@ -117,6 +155,7 @@ impl Default for ApiMetrics {
             owner_unreachable: MetricCounter::default(),
             wrong_token: MetricCounter::default(),
             failed_calls: FailedCalls::default(),
+            own_limits: OwnLimitCounts::default(),
             missing_headers: MetricCounter::default(),
             requests: Default::default(),
             waiting: AtomicU64::new(0),
@@ -190,7 +229,7 @@ impl ApiMetrics {
                 OperatorError::Access(AccessError::NoToken | AccessError::Unusable)
                 | OperatorError::LimitOrHits(_)
                 | OperatorError::NotEscaped(_)
-                | OperatorError::NotListed
+                | OperatorError::NotListed(_)
                 | OperatorError::PageToken
                 | OperatorError::NoCounter { .. },
             ) => {}

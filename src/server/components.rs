@@ -197,6 +197,7 @@ impl Components {
         if let Some(quotas) = self.quotas.clone() {
             background.spawn(quotas.run());
         }
+        background.spawn(self.api.clone().follow_rules(active_rules.clone()));
         background.spawn(sweep(persistence.memory.clone(), clock.clone()));
         let rules = active_rules.clone();
         background.spawn(persistence.clone().write_periodically(clock.clone(), move || rules.secret()));

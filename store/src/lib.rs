@@ -42,7 +42,8 @@ pub use reservation::{
     HoldTerms, HoldTtlOutOfBounds, OnExpiry, OpenHold, OpenHolds, SettleOutcome, Settled,
 };
 pub use side_data::{
-    OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState,
+    OWN_LIMIT_TAG, OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitPage, OwnLimitPosition,
+    OwnLimitRefusal, OwnLimitState, SlotOwnLimits, read_own_limit,
 };
 pub use slot::{SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};

@@ -11,7 +11,7 @@ use tollgate_counter::{
 
 use crate::{
     Check, Checks, Decisions, LimitOrigin, OnFull, OnRefusal, OwnTerms, SLOTS, SingleDecision, Slot,
-    SlotData,
+    SlotData, SlotOwnLimits,
     lead::Lead,
     operation::{CounterOperation, OperationOutcome, decide_set},
 };
@@ -299,6 +299,11 @@ impl Memory {
         operation: &CounterOperation,
         now: Timestamp,
     ) -> Result<OperationOutcome, NotLocal> {
+        if let CounterOperation::ListOwnLimits(after) = operation {
+            let slot = self.slot(key);
+            let limits = || SlotOwnLimits::new(self.tables.lock(slot).own_limits(*after), now);
+            return self.owns(slot).then(limits).map(OperationOutcome::listed).ok_or(NotLocal::Slot(slot));
+        }
         let properties = operation.properties();
         let charge = Operation::Charge(properties.reserved.unwrap_or_default());
         let check = Check { key, limit, operation: charge, on_refusal: OnRefusal::TakeBack, origin };

@@ -6,12 +6,13 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use tollgate_counter::{
     algorithm::{Admission, Counter, Decision, Limit, Operation, OwnTerms, PenaltyState, Receipt, Verdict},
+    descriptor::Key,
     time::Timestamp,
 };
 
 use crate::{
     Check, Decisions, HoldId, HoldTerms, OnFull, OnRefusal, OpenHolds, OwnLimitChange, OwnLimitOutcome,
-    OwnLimitState, Reserved, Settled, SingleDecision, Subscribers,
+    OwnLimitState, Reserved, Settled, SingleDecision, SlotOwnLimits, Subscribers,
 };
 
 /// An operation on a counter and its holds, in every store.
@@ -60,6 +61,8 @@ pub enum CounterOperation {
     Show,
     /// Set or remove the limit of its own, then peek.
     SetOwnLimit(Box<OwnLimitChange>),
+    /// Return limits of their own of the slot of the counter: the next ones after this key.
+    ListOwnLimits(Option<Key>),
     /// Add what was consumed elsewhere, then peek. Instants in it are of this clock, so it is not sent.
     #[serde(skip)]
     Absorb(Counter),
@@ -102,6 +105,8 @@ pub enum HoldOutcome {
     Ended,
     /// Nothing: the outcome has what became of the limit of its own.
     OwnLimit(Box<OwnLimitOutcome>),
+    /// Nothing: the outcome has limits of their own of the slot.
+    OwnLimits(Box<SlotOwnLimits>),
 }
 
 /// The side data of a counter, which a peek does not tell.
@@ -184,7 +189,7 @@ impl CounterOperation {
                 needs_counter: true,
                 ..none
             },
-            Self::Show => OperationProperties { needs_counter: true, ..none },
+            Self::Show | Self::ListOwnLimits(_) => OperationProperties { needs_counter: true, ..none },
             Self::SetOwnLimit(_) => OperationProperties { frees_hits: true, needs_counter: true, ..none },
             Self::Absorb(_) => none,
         }
@@ -240,10 +245,19 @@ impl OperationOutcome {
 
     /// The outcome if the counter has too many holds.
     pub fn exhausted() -> Self {
+        Self::undecided(HoldOutcome::Exhausted)
+    }
+
+    /// The outcome of a list.
+    pub(super) fn listed(limits: SlotOwnLimits) -> Self {
+        Self::undecided(HoldOutcome::OwnLimits(Box::new(limits)))
+    }
+
+    fn undecided(hold: HoldOutcome) -> Self {
         let verdict = Verdict::Pass;
         let reset_after = Duration::ZERO;
         let decision = Decision { verdict, remaining: 0, reset_after, receipt: None };
-        Self { hold: HoldOutcome::Exhausted, ..Self::new(decision, 0) }
+        Self { hold, ..Self::new(decision, 0) }
     }
 }
 

@@ -16,10 +16,12 @@ mod codec;
 mod own;
 mod pending;
 
+pub use codec::OWN_LIMIT_TAG;
 pub(crate) use codec::SIDE_DATA_MIN;
 pub(crate) use own::OwnLimit;
 pub use own::{
-    OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState,
+    OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitPage, OwnLimitPosition, OwnLimitRefusal,
+    OwnLimitState, SlotOwnLimits, read_own_limit,
 };
 pub(crate) use pending::CounterUsage;
 

@@ -90,11 +90,13 @@ impl SlotTable {
         self.side_data.as_mut()?.get_mut(&key)?.grant.as_deref_mut()
     }
 
-    /// The side data of the first key after `after` that has a limit of its own.
-    pub(super) fn next_own_limit(&self, after: Option<Key>) -> Option<(Key, &OwnLimit)> {
+    /// The limits of their own of the keys after `after`, in the order of the keys.
+    pub(super) fn own_limits(&self, after: Option<Key>) -> impl Iterator<Item = (Key, &OwnLimit)> {
         let each = self.side_data.iter().flat_map(|each| each.iter());
         let own = each.filter_map(|(key, side_data)| Some((*key, side_data.own.as_deref()?)));
-        own.filter(|(key, _)| after.is_none_or(|after| after < *key)).min_by_key(|(key, _)| *key)
+        let mut own: Vec<_> = own.filter(|(key, _)| after.is_none_or(|after| after < *key)).collect();
+        own.sort_unstable_by_key(|(key, _)| *key);
+        own.into_iter()
     }
 
     /// The keys with side data.

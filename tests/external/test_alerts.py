@@ -145,6 +145,10 @@ CASES = {
         counter("tollgate_counters_evicted_total", 'reason="idle"')[0],
     ),
     "TollgateCountersRefused": counter("tollgate_counters_refused_total"),
+    "TollgateOwnLimitsRefused": (
+        counter("tollgate_own_limit_changes_total", 'result="no_memory"')[0],
+        counter("tollgate_own_limit_changes_total", 'result="other_version"')[0],
+    ),
     "TollgateClockStepped": counter("tollgate_clock_steps_total", 'direction="back"'),
     "TollgateNoRules": gauge("tollgate_rules_generation", 0, 1),
     "TollgateRulesStale": gauge("tollgate_rules_stale", 1, 0),

@@ -76,6 +76,48 @@ def test_envoy_headers_show_limit_remaining_and_reset(edge):
     assert "x-envoy-ratelimited" in responses[2].headers
 
 
+def test_envoy_headers_show_the_limit_of_its_own_of_a_key(rule_file, start_tollgate, start_envoy, echo, tmp_path):
+    rules = """
+        domain: edge
+        descriptors:
+          - key: user
+            rate_limit:
+              {unit: year, requests_per_unit: 2, algorithm: fixed_window,
+               own: {requests_per_unit: {max: 100}, unlimited: true}}
+          - key: team
+            rate_limit:
+              {unit: year, requests_per_unit: 2, algorithm: token_bucket, own: {requests_per_unit: {max: 100}}}
+    """
+    token = tmp_path / "token"
+    token.write_text("secret")
+    tollgate = start_tollgate(rule_file(rules), flags=("--admin-token-file", token))
+    routes = [route("/", rate_limit(header("user")), rate_limit(header("team")))]
+    envoy = start_envoy(bootstrap([tollgate.grpc], echo.address, routes))
+
+    def change(verb, key, *flags):
+        done = run("limits", verb, "edge", key, *flags, "--to", tollgate.http, "--token-file", token)
+        assert done.returncode == 0, done.stderr
+
+    def shown(**headers):
+        response = envoy.get(**headers)
+        names = ("x-ratelimit-limit", "x-ratelimit-remaining")
+        return response.code, *(response.headers.get(name) for name in names)
+
+    year = f"w={YEAR_SECONDS}"
+    assert shown(x_user="ann") == (200, f"2, 2;{year}", "1")
+    change("set", "user=ann", "--requests-per-unit", "5")
+    assert shown(x_user="ann") == (200, f"5, 5;{year}", "3")
+    change("set", "user=ann", "--requests-per-unit", "0")
+    assert shown(x_user="ann") == (429, f"0, 0;{year}", "0")
+    change("set", "user=ann", "--unlimited")
+    assert shown(x_user="ann") == (200, None, None)
+    change("clear", "user=ann")
+    assert shown(x_user="ann") == (429, f"2, 2;{year}", "0")
+    assert shown(x_user="bob") == (200, f"2, 2;{year}", "1")
+    change("set", "team=red", "--requests-per-unit", "1", "--unit", "week")
+    assert shown(x_team="red") == (200, f"1, 1;w={7 * 24 * 3600}", "0")
+
+
 def test_envoy_headers_show_tightest_limit(edge):
     rules = """
         domain: edge

@@ -272,3 +272,36 @@ async fn changed_quotas_of_a_rule_are_a_difference() {
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(found[0].to_string().contains("zone: eu-1 {weight: 3, floor: 2}"), "{found:?}");
 }
+
+#[tokio::test]
+async fn narrowed_bounds_of_own_limits_are_a_warning() {
+    let rules = |algorithm: &str, own: &str| {
+        format!(
+            "domain: d\ndescriptors:\n- key: user\n  rate_limit:\n    {{algorithm: {algorithm}, unit: minute, \
+             requests_per_unit: 9, burst: 9{own}}}\n"
+        )
+    };
+    let wide =
+        rules("token_bucket", ", own: {requests_per_unit: {max: 90}, burst: {max: 90}, unlimited: true}");
+    for (new, expected) in [
+        (rules("token_bucket", ""), "all keys have the numbers of the rule until it has `own` again"),
+        (
+            rules("token_bucket", ", own: {requests_per_unit: {max: 50}}"),
+            "a `requests_per_unit` above 50 is cut to 50, `burst` is that of the rule, unlimited keys have the \
+             numbers of the rule",
+        ),
+        (
+            rules("leaky_bucket", ", own: {burst: {max: 90}}"),
+            "they belong to the counters of before; `tollgate limits export` them first, and import them \
+             afterwards",
+        ),
+    ] {
+        let found = differences(&wide, &new).await;
+        assert_eq!((found.len(), &found[0]["own_limits"]), (1, &Value::from(expected)));
+        let text = String::from_utf8(diff(&wide, &new, &[]).await.stdout).unwrap();
+        assert!(text.contains(&format!("\n  warning: limits of their own: {expected}\n")), "{text}");
+        // Wider bounds cut nothing.
+        let found = differences(&new, &wide).await;
+        assert_eq!(found[0]["own_limits"].is_null(), !new.contains("leaky"), "{found:?}");
+    }
+}

@@ -26,7 +26,7 @@ const DOORS: [(&str, &str); 13] = [
     (
         "remote",
         "Admitted COUNTER_ONLY CounterCheck CounterChecks DecidedBy LATE_MAX LocalShare LocalShareBasis \
-          MEMORY_DIVISOR OpenChecks Outcomes Remote RemoteExtent RemoteHoldError RemoteOutcome \
+          MEMORY_DIVISOR OpenChecks Outcomes OwnLimits Remote RemoteExtent RemoteHoldError RemoteOutcome \
           RemoteOutcomes ReplicaShare SentId Submission SubmissionMode Submit answered lock refund_operations \
           refunded reserve_operations rounds settle_operations settled withdrawals",
     ),
@@ -59,12 +59,13 @@ const DOORS: [(&str, &str); 13] = [
           HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
           HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds IdMemory KeyHash KeyHasher Lead Leases \
           LimitOrigin LimitPart Memory MemoryReservation NotLocal OnExpiry OnFull OnRefusal OpenHold OpenHolds \
-          OWN_RECORD_MAX OperationOutcome OperationProperties OwnLimitChange OwnLimitOutcome OwnLimitPosition \
+          OWN_LIMIT_TAG OWN_RECORD_MAX OperationOutcome OperationProperties OwnLimitChange OwnLimitOutcome OwnLimitPage \
+          OwnLimitPosition \
           OwnLimitRefusal OwnLimitState OwnTerms Refusal RemoteDecisions Replacement Reserve ReserveError Reserved \
           Room SLOTS SUBSCRIBERS_LISTED_MAX SWEEP_PARTS SWEEP_ROUND SettleOutcome Settled SingleDecision \
-          Slot SlotChanges SlotData SlotDecodeError SlotSnapshot SlotSource StoreStats StoredSlot \
+          Slot SlotChanges SlotData SlotDecodeError SlotOwnLimits SlotSnapshot SlotSource StoreStats StoredSlot \
           SubscriberId SubscriberState Subscribers Turn UnknownId UsedHits decide_set divider each_hold_id \
-          fuzz id_bytes refuses reserve",
+          fuzz id_bytes read_own_limit refuses reserve",
     ),
     ("telemetry", "causes logs metrics sampler traces"),
     ("tools", "USAGE commands examples examples_of print run"),

@@ -62,6 +62,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "test_penalised_keys_leave_probes_and_the_processor_alone",
     ),
     ("tollgate_counters_refused_total", "arriving_counters_that_refuse_are_cut_and_counted"),
+    ("tollgate_own_limit_changes_total", "changes_of_own_limits_are_counted_by_result"),
     ("tollgate_reservations_exhausted_total", "counter_with_too_many_holds_refuses_more_and_holds_nothing"),
     ("tollgate_ids_forgotten_total", "expired_holds_stay_known_while_settled_ones_are_forgotten"),
     ("tollgate_clock_steps_total", "replica_with_corrected_clock_relinks_and_keeps_limits"),

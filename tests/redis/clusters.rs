@@ -3,8 +3,10 @@
 use std::time::{Duration, Instant};
 
 use tollgate_counter::algorithm::Operation;
+use tollgate_remote::Submit as _;
 use tollgate_rules::OnOwnerUnavailable;
-use tollgate_shared_store::{Passwords, SharedStoreSettings, SharedStoreState, StoreMode};
+use tollgate_shared_store::{Passwords, SharedStore, SharedStoreSettings, SharedStoreState, StoreMode};
+use tollgate_store::{CounterOperation, OwnLimitChange, OwnLimitState, OwnTerms};
 
 use crate::{
     replica::{Replica, a_day, check, key, settings, terms, until},
@@ -61,6 +63,57 @@ impl Cluster {
         let urls: Vec<String> = self.servers.iter().map(Server::url).collect();
         SharedStoreSettings { mode: StoreMode::Cluster, ..settings(&urls) }
     }
+}
+
+/// The records of all limits of their own, and the number of pages.
+async fn listed(store: &SharedStore) -> (Vec<String>, usize) {
+    let (mut records, mut pages, mut next) = (Vec::new(), 0, None);
+    loop {
+        let page = store.own_limits(next, 10).unwrap().await.unwrap();
+        let record = |state: &OwnLimitState| String::from_utf8(state.record.to_vec()).unwrap();
+        records.extend(page.limits.iter().filter(|state| state.terms.is_some()).map(record));
+        (next, pages) = (page.next, pages + 1);
+        if next.is_none() {
+            records.sort_unstable();
+            return (records, pages);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn own_limits_on_all_servers_of_a_cluster_are_listed() {
+    let cluster = Cluster::start();
+    let replica = Replica::ready(cluster.settings()).await;
+    let limit = a_day(5);
+    let change = |terms, record: &str| {
+        let record = record.as_bytes().into();
+        CounterOperation::SetOwnLimit(Box::new(OwnLimitChange {
+            terms,
+            expires_after: None,
+            record,
+            replaces: None,
+        }))
+    };
+    let own = || Some(OwnTerms { limit: a_day(9), requests_per_unit: 9 });
+    assert_eq!(listed(&replica.store).await.0, Vec::<String>::new());
+    let mut expected: Vec<String> = (0..60).map(|number| format!("own {number}")).collect();
+    for number in 0..200 {
+        let key = key(&number.to_string());
+        assert_eq!(replica.check(key, &limit, CHARGE).await.remaining, 4);
+        if let Some(record) = expected.get(number) {
+            replica.remote.operate(key, &limit, [change(own(), record)]).await.unwrap();
+        }
+    }
+    expected.sort_unstable();
+    let (records, pages) = listed(&replica.store).await;
+    assert_eq!(records, expected);
+    assert!(pages > 3, "{pages}");
+    // A claimed value, and one with a hold.
+    let terms = terms("a", Duration::from_secs(60));
+    let hold = CounterOperation::Reserve { terms: Box::new(terms), hits: 1 };
+    replica.remote.operate(key("1"), &limit, [hold, change(None, "")]).await.unwrap();
+    expected.retain(|record| record != "own 1");
+    assert_eq!(listed(&replica.store).await.0, expected);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

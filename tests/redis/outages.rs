@@ -14,6 +14,7 @@ use tollgate_counter::{
     algorithm::{Operation, Verdict},
     resilience::{Caller, Overloaded},
 };
+use tollgate_remote::Submit as _;
 use tollgate_rules::OnOwnerUnavailable;
 use tollgate_shared_store::{Passwords, SharedStoreSettings, SharedStoreState};
 
@@ -273,14 +274,15 @@ fn refused_logins(server: &Server, password: &str) -> u64 {
 async fn user_with_few_rights_suffices() {
     let server = Server::start(&[]);
     server.run::<()>(
-        "ACL SETUSER tollgate on >secret ~tollgate:* &tollgate:* -@all +evalsha +eval +mget +set +get +del +time \
-         +publish +subscribe +zadd +zremrangebyscore +zcard +pexpire",
+        "ACL SETUSER tollgate on >secret ~tollgate:* &tollgate:* -@all +evalsha +eval +mget +scan +set +get +del \
+         +time +publish +subscribe +zadd +zremrangebyscore +zcard +pexpire",
     );
     let user = SharedStoreSettings { username: Some("tollgate".to_owned()), ..settings(&[server.url()]) };
     let login = Passwords { server: Some("secret".to_owned()), sentinel: None };
     let replica = Replica::start_with(user.clone(), login.clone());
     replica.until_ready().await;
     assert!(!is_degraded(&replica).await);
+    assert!(replica.store.own_limits(None, 10).unwrap().await.is_some());
     // A user who may not run scripts.
     server.run::<()>("ACL SETUSER tollgate -evalsha -eval");
     assert!(is_degraded(&replica).await);

@@ -56,12 +56,18 @@ pub(super) fn args() -> [Arg; 2] {
 
 /// The JSON that the server of the arguments answers, or the reason why there is none.
 pub(super) fn ask(matches: &ArgMatches, call: &AdminCall) -> Result<Value, String> {
+    block_on(answer(matches, call))
+}
+
+/// The JSON that the server of the arguments answers, for a command that waits by itself.
+pub(super) async fn answer(matches: &ArgMatches, call: &AdminCall) -> Result<Value, String> {
     let server = AdminClient::new(matches);
-    block_on(server.in_time(async {
+    let answered = async {
         let answer = server.open(call).await?;
         let body = answer.whole_body(ANSWER_BYTES_MAX).await.map_err(|error| server.no_answer(error))?;
         serde_json::from_slice(&body).map_err(|error| server.no_answer(error))
-    }))
+    };
+    server.in_time(answered).await
 }
 
 /// The admin listener that the arguments name.

@@ -8,6 +8,7 @@ mod admin_client;
 mod ask;
 mod bench;
 mod check;
+mod columns;
 mod command;
 mod counters;
 mod diff;

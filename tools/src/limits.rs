@@ -1,8 +1,12 @@
 //! `tollgate limits`: reads, sets, removes, lists, exports and imports the limits of keys of their own.
 
-use std::{fs, process::ExitCode};
+use std::process::ExitCode;
 
-use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
+use clap::{
+    Arg, ArgAction, ArgMatches, Command, ValueHint,
+    builder::{PossibleValuesParser, TypedValueParser as _},
+    value_parser,
+};
 use serde_json::{Map, Value, json};
 use tollgate_counter::{descriptor::escaped, printable};
 use tollgate_wire::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
@@ -13,16 +17,11 @@ use crate::{
     request,
 };
 
-/// The most limits of a call: the default of `api.max_requests`.
-const BATCH: usize = 256;
-/// The flags for numbers, with their names in JSON.
-const NUMBERS: [(&str, &str); 5] = [
-    ("requests-per-unit", "requestsPerUnit"),
-    ("burst", "burst"),
-    ("refill-amount", "refillAmount"),
-    ("max-in-flight", "maxInFlight"),
-    ("overdraft-limit", "overdraftLimit"),
-];
+mod import;
+mod rows;
+
+use import::error;
+use rows::{NUMBERS, RowFormatName, UNITS};
 
 pub(super) fn command() -> Command {
     let one = |name: &'static str, about: &'static str| {
@@ -41,6 +40,11 @@ pub(super) fn command() -> Command {
     let set = one("set", "Set the limit of one key")
         .args(NUMBERS.map(number))
         .arg(
+            text("unit", "UNIT", "The unit of the `requests_per_unit` of the key, for buckets")
+                .value_parser(UNITS)
+                .requires("requests-per-unit"),
+        )
+        .arg(
             Arg::new("unlimited")
                 .long("unlimited")
                 .action(ArgAction::SetTrue)
@@ -49,7 +53,7 @@ pub(super) fn command() -> Command {
         .args([
             text("expires-after", "SECONDS", "End the limit by itself").value_parser(value_parser!(u64)),
             text("note", "TEXT", "A note for operators"),
-            text("set-by", "NAME", "Who sets it, for the log"),
+            text("set-by", "NAME", "Who sets it, unless a client certificate says so"),
             text("replaces", "VERSION", "The version that it replaces; 0 if there is none")
                 .value_parser(value_parser!(u64)),
         ]);
@@ -59,11 +63,17 @@ pub(super) fn command() -> Command {
             request::descriptor().required(false).help("Entries with which the descriptors begin"),
         ])
     };
-    let file = Arg::new("file")
-        .value_name("FILE")
-        .required(true)
-        .value_hint(ValueHint::FilePath)
-        .help("File with a limit in JSON on each line, as `export` prints them");
+    let file = Arg::new("file").value_name("FILE").required(true).value_hint(ValueHint::FilePath).help(
+        "File as `export` prints it: a limit in JSON on each line, or CSV whose first line names the columns",
+    );
+    let format = Arg::new("format")
+        .long("format")
+        .value_name("FORMAT")
+        .value_parser(PossibleValuesParser::new(RowFormatName::NAMED.map(|(name, _)| name)).map(|name| {
+            let found = RowFormatName::NAMED.into_iter().find(|(named, _)| *named == name);
+            found.map_or(RowFormatName::Json, |(_, format)| format)
+        }))
+        .help("json or csv [default: json]");
     let [to, token] = admin_client::args();
     Command::new("limits")
         .about("Read, set, remove, list, export and import limits of keys of their own")
@@ -79,14 +89,14 @@ pub(super) fn command() -> Command {
         .subcommand(set)
         .subcommand(one("clear", "Remove the limit of one key"))
         .subcommand(list("list", "Print limits, one on a line"))
-        .subcommand(list("export", "Print limits as JSON, one on a line"))
+        .subcommand(list("export", "Print limits as `import` reads them, one on a line").arg(format))
         .subcommand(
             Command::new("import").about("Set the limits of a file").args([
                 file,
                 Arg::new("dry-run")
                     .long("dry-run")
                     .action(ArgAction::SetTrue)
-                    .help("Only read the file, and set nothing"),
+                    .help("Let the server check all limits, and set nothing"),
             ]),
         )
 }
@@ -96,9 +106,9 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let text = match name {
         "set" => set(matches)?,
         "clear" => one_result(&call(matches, "clear", &named(matches))?)?,
-        "list" => listed(matches, readable)?,
-        "export" => listed(matches, |limit| limit.to_string())?,
-        "import" => import(matches)?,
+        "list" => listed(matches, |limit| Ok(printable_json(&readable(limit))))?.join("\n"),
+        "export" => export(matches)?,
+        "import" => import::run(matches)?,
         _get => one_result(&call(matches, "get", &named(matches))?)?,
     };
     Ok((text, ExitCode::SUCCESS))
@@ -134,6 +144,9 @@ fn set(matches: &ArgMatches) -> Result<String, String> {
             limit.insert(field.into(), number.to_string().into());
         }
     }
+    if let Some(unit) = matches.get_one::<String>("unit") {
+        limit.insert("unit".into(), unit.to_uppercase().into());
+    }
     if matches.get_flag("unlimited") {
         limit.insert("unlimited".into(), true.into());
     }
@@ -165,11 +178,6 @@ fn one_result(answer: &Value) -> Result<String, String> {
     })
 }
 
-/// Why a result has changed nothing.
-fn error(result: &Value) -> Option<String> {
-    Some(printable::escaped(result.get("error")?["message"].as_str().unwrap_or("unknown error")))
-}
-
 /// A limit on one line.
 fn readable(limit: &Value) -> String {
     let text = |value: &Value| value.as_str().map(printable::escaped).unwrap_or_default();
@@ -179,63 +187,41 @@ fn readable(limit: &Value) -> String {
     let numbers = NUMBERS.iter().filter_map(|(flag, field)| {
         Some(format!("{} {}", flag.replace('-', "_"), limit.get(field)?.as_str()?))
     });
+    let unit = limit["unit"].as_str().map(|unit| format!("unit {}", unit.to_lowercase()));
     let unlimited = (limit["unlimited"] == true).then(|| "unlimited".to_owned());
     let end = limit["expiresAfter"].as_str().map(|after| format!("ends in {after}"));
     let note = limit["note"].as_str().map(printable::escaped);
-    let set_by = limit["setBy"].as_str().map(|name| format!("set by {}", printable::escaped(name)));
+    let claimed = if limit["setByIsClaimed"] == true { " (claimed)" } else { "" };
+    let set_by = limit["setBy"].as_str().map(|name| format!("set by {}{claimed}", printable::escaped(name)));
     let version = limit["version"].as_str().map(|version| format!("version {version}"));
-    let all: Vec<_> = numbers.chain(unlimited).chain(end).chain(note).chain(set_by).chain(version).collect();
+    let all: Vec<_> =
+        numbers.chain(unit).chain(unlimited).chain(end).chain(note).chain(set_by).chain(version).collect();
     format!("{} {}: {}", text(&limit["domain"]), entries.join(","), all.join(", "))
 }
 
 /// All pages of a list.
-fn listed(matches: &ArgMatches, line: impl Fn(&Value) -> String) -> Result<String, String> {
+fn listed(
+    matches: &ArgMatches,
+    line: impl Fn(&Value) -> Result<String, String>,
+) -> Result<Vec<String>, String> {
     let mut lines = Vec::new();
     let mut body = json!({"domain": domain(matches), "prefix": entries(matches), "pageSize": 1_000});
     loop {
         let page = call(matches, "list", &body)?;
-        let limits = page["limits"].as_array().into_iter().flatten();
-        lines.extend(limits.map(|limit| printable_json(&line(limit))));
+        for limit in page["limits"].as_array().into_iter().flatten() {
+            lines.push(line(limit)?);
+        }
         match page["nextPageToken"].as_str() {
             Some(token) if !token.is_empty() => body["pageToken"] = token.into(),
-            _last => return Ok(lines.join("\n")),
+            _last => return Ok(lines),
         }
     }
 }
 
-/// Sets the limits of a file, in batches. Each batch is set as a whole or not at all.
-fn import(matches: &ArgMatches) -> Result<String, String> {
-    let path = matches.get_one::<String>("file").map(String::as_str).unwrap_or_default();
-    let text = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
-    let mut limits = Vec::new();
-    for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
-        let limit: Value = serde_json::from_str(line).map_err(|error| format!("{path}:{number}: {error}"))?;
-        let Value::Object(mut limit) = limit else { return Err(format!("{path}:{number}: not an object")) };
-        // What an export says of a limit and what does not set it.
-        limit.remove("version");
-        limit.remove("setAt");
-        limits.push((number, json!({"limit": limit})));
-    }
-    if matches.get_flag("dry-run") {
-        return Ok(format!("{} limits in {path}; nothing is set", limits.len()));
-    }
-    for batch in limits.chunks(BATCH) {
-        let first = batch[0].0;
-        let before = format!("the lines before {first} are set");
-        let body = json!({"limits": batch.iter().map(|(_, limit)| limit).collect::<Vec<_>>()});
-        let answer = call(matches, "set", &body).map_err(|why| format!("{why}; {before}"))?;
-        let results = answer["results"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let is_own = |result: &&Value| result["error"]["code"] != ABORTED;
-        let failed = batch.iter().zip(results).filter(|(_, result)| result.get("error").is_some());
-        let failed: Vec<_> = failed.collect();
-        let worst = failed.iter().find(|(_, result)| is_own(result)).or(failed.first());
-        if let Some(((number, _), result)) = worst {
-            let why = error(result).unwrap_or_default();
-            return Err(format!("{path}:{number}: {why}; {before}, and others of its batch may be"));
-        }
-    }
-    Ok(format!("{} limits are set", limits.len()))
+/// All limits, as `import` reads them.
+fn export(matches: &ArgMatches) -> Result<String, String> {
+    let format = matches.get_one::<RowFormatName>("format").copied().unwrap_or(RowFormatName::Json);
+    let mut lines = format.header().into_iter().collect::<Vec<_>>();
+    lines.extend(listed(matches, |limit| format.line(limit))?);
+    Ok(lines.join("\n"))
 }
-
-/// The code of a limit that is not set because another one is invalid.
-const ABORTED: u64 = 10;

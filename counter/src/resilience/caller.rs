@@ -27,6 +27,8 @@ pub struct Caller(Arc<Use>);
 
 #[derive(Debug, Default)]
 struct Use {
+    // That of the certificate.
+    name: Option<Box<[u8]>>,
     // Checks that wait for a remote decision.
     open_checks: AtomicUsize,
     // Of all connections of the same origin, those that were closed included.
@@ -56,6 +58,11 @@ struct Accounts {
 }
 
 impl Caller {
+    /// The name of the certificate of the caller, if it was verified.
+    pub fn name(&self) -> Option<&[u8]> {
+        self.0.name.as_deref()
+    }
+
     /// The open checks of the connection.
     pub fn open_checks(&self) -> usize {
         self.0.open_checks.load(Relaxed)
@@ -108,7 +115,11 @@ impl CallerRegistry {
     pub fn connected(&self, origin: CallerOrigin) -> Caller {
         // Each change is whole before anything can panic.
         let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Caller(Arc::new(Use { open_checks: AtomicUsize::new(0), ids: accounts.account_of(origin) }))
+        let name = match &origin {
+            CallerOrigin::Name(name) => Some(name.clone()),
+            CallerOrigin::Network(_) => None,
+        };
+        Caller(Arc::new(Use { name, open_checks: AtomicUsize::new(0), ids: accounts.account_of(origin) }))
     }
 }
 

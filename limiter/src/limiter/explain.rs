@@ -2,16 +2,16 @@
 
 use smallvec::{SmallVec, smallvec};
 use tollgate_counter::{
-    algorithm::{Admission, Decision, Limit, Operation, Verdict},
+    algorithm::{Admission, Classic, Decision, Limit, Operation, Verdict},
     descriptor::{Entry, Key},
     time::Timestamp,
 };
 use tollgate_remote::{Remote, RemoteExtent};
-use tollgate_rules::{DisplayedLimit, KeyedDomain, LevelTrace, Rule, StoredTerms};
+use tollgate_rules::{DisplayedLimit, KeyedDomain, LevelTrace, Rule, StoredTerms, Unit};
 use tollgate_store::{
     Check, Checks, CounterOperation, CounterState, Decisions, DryRun, HoldOutcome, OnRefusal,
-    OperationOutcome, OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitState, OwnTerms, Refusal,
-    Replacement,
+    OperationOutcome, OwnLimitChange, OwnLimitOutcome, OwnLimitPage, OwnLimitPosition, OwnLimitState,
+    OwnTerms, Refusal, Replacement, Slot, SlotOwnLimits,
 };
 
 use crate::limiter::{
@@ -19,6 +19,21 @@ use crate::limiter::{
     check_set::{AppliedLimit, CheckSet, applied_limits, drop_replaced},
     request::Charging,
 };
+
+/// Whose limits of their own are listed. A shared store lists all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnLimitsOf {
+    /// Those of the counters that this replica owns.
+    ThisReplica,
+    /// Those of all replicas.
+    AllReplicas,
+}
+
+/// Slots whose limits of their own are read together: fewer at first, because they may fill a page.
+const SLOTS_AT_ONCE_MIN: usize = 4;
+const SLOTS_AT_ONCE_MAX: usize = 256;
+/// The limits of their own that a part of their list looks at.
+const LOOKED_AT_MAX: usize = 4_096;
 
 /// The answer that a request would get, and the reasons.
 #[derive(Clone, Debug)]
@@ -242,12 +257,79 @@ impl ActiveView<'_> {
         }
     }
 
-    /// The next limit of its own after this position, of a counter in the memory of this process.
-    pub fn next_own_limit(
+    /// A part of the list of the limits of their own, and where it continues: at most `most` that are `listed` after this
+    /// position. Over a shared store it has those of about `most` counters.
+    pub async fn own_limits<T>(
         &self,
+        of: OwnLimitsOf,
         after: Option<OwnLimitPosition>,
-    ) -> Option<(OwnLimitPosition, OwnLimitState)> {
-        self.limiter.memory.admin().next_own_limit(after, self.now())
+        most: usize,
+        listed: impl Fn(&OwnLimitState) -> Option<T>,
+    ) -> Result<(Vec<T>, Option<OwnLimitPosition>), NoCounter> {
+        let remote = self.limiter.remote.as_ref();
+        let in_store = remote.and_then(|remote| remote.own_limits(after, most));
+        let remote = remote.filter(|_| of == OwnLimitsOf::AllReplicas);
+        if let Some(page) = in_store {
+            let OwnLimitPage { limits, next } = page.await.ok_or(NoCounter::NoStore)?;
+            return Ok((limits.iter().filter_map(listed).collect(), next));
+        }
+        let slots = self.limiter.memory.slots();
+        let (mut limits, mut looked_at) = (Vec::new(), 0);
+        let mut after = after.map(OwnLimitPosition::slot_and_key);
+        let mut slot = 0;
+        let mut at_once = SLOTS_AT_ONCE_MIN;
+        'slots: while slot < slots {
+            slot = after.map_or(slot, |(slot, _)| slot.index());
+            let asked = (slot..slots.min(slot + at_once)).map(Slot::at);
+            let found = self.slot_own_limits(remote, asked.clone(), after).await?;
+            for (slot, SlotOwnLimits { limits: each, has_more }) in asked.zip(found) {
+                for (key, state) in each {
+                    limits.extend(listed(&state));
+                    after = Some((slot, key));
+                    looked_at += 1;
+                    if limits.len() == most || looked_at == LOOKED_AT_MAX {
+                        return Ok((limits, Some(OwnLimitPosition::after(slot, key))));
+                    }
+                }
+                if has_more {
+                    continue 'slots;
+                }
+            }
+            (slot, after) = (slot + at_once, None);
+            at_once = (at_once * 2).min(SLOTS_AT_ONCE_MAX);
+        }
+        Ok((limits, None))
+    }
+
+    /// Limits of their own of these slots, of the slot of `after` the next ones after its key.
+    async fn slot_own_limits(
+        &self,
+        remote: Option<&Remote>,
+        slots: impl Iterator<Item = Slot>,
+        after: Option<(Slot, Key)>,
+    ) -> Result<Vec<SlotOwnLimits>, NoCounter> {
+        let memory = &self.limiter.memory;
+        // The operation reads no counter.
+        let limit = Limit::Classic(Classic { limit: 0, window: Unit::Second.window() });
+        let operations = slots.map(|slot| {
+            let after = after.filter(|(other, _)| *other == slot).map(|(_, key)| key);
+            (slot.key(memory.slots(), 0), CounterOperation::ListOwnLimits(after))
+        });
+        let limits = |outcome: OperationOutcome| match outcome.hold {
+            HoldOutcome::OwnLimits(limits) => Some(*limits),
+            _ => None,
+        };
+        let Some(remote) = remote else {
+            // A slot of another owner has none here.
+            let list = |(key, operation)| {
+                let outcome = memory.operate(key, &limit, &operation, self.now()).ok();
+                outcome.and_then(limits).unwrap_or_default()
+            };
+            return Ok(operations.map(list).collect());
+        };
+        let listed = remote.operate_each(operations, &limit).await;
+        let listed = listed.and_then(|listed| listed.into_iter().map(limits).collect());
+        listed.ok_or_else(|| unreachable(remote))
     }
 
     /// Whether this process keeps no counters.

@@ -40,7 +40,7 @@ pub use embedded::{CheckError, Checked, Reservation};
 #[cfg(feature = "redis")]
 pub(crate) use embedded::{each_entry, request};
 pub use examples::{Example, Examples};
-pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter};
+pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter, OwnLimitsOf};
 pub use hold::{HeldAnswer, HoldError, HoldRequest};
 #[cfg(feature = "limits")]
 pub use limit_cache::{

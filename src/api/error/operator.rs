@@ -19,9 +19,9 @@ pub enum OperatorError {
         "descriptors[{0}]: a key or a value is not escaped: a backslash is `\\\\`, a byte that is not UTF-8 is as `\\xE9`"
     )]
     NotEscaped(usize),
-    /// The limits of their own are in the shared store, which is not searched.
-    #[error("limits of their own are in the shared store and cannot be listed; ask for each with GetLimits")]
-    NotListed,
+    /// Limits of their own cannot be listed.
+    #[error("the list is not complete: {0}")]
+    NotListed(NoCounter),
     /// A page token that no answer has had.
     #[error("page_token is not that of an earlier answer")]
     PageToken,
@@ -57,10 +57,9 @@ impl Reason for OperatorError {
         match self {
             Self::LimitOrHits(_) => (Code::InvalidArgument, "LIMIT_OR_HITS"),
             Self::NotEscaped(_) => (Code::InvalidArgument, "NOT_ESCAPED"),
-            Self::NotListed => (Code::Unimplemented, "NOT_LISTED"),
             Self::PageToken => (Code::InvalidArgument, "PAGE_TOKEN"),
             Self::Access(error) => error.reason(),
-            Self::NoCounter { error, .. } => error.reason(),
+            Self::NotListed(error) | Self::NoCounter { error, .. } => error.reason(),
         }
     }
 }

@@ -1,17 +1,21 @@
 //! `SetLimits`, `GetLimits`, `ClearLimits` and `ListLimits`: limits of keys of their own, with the admin token.
 
-use std::time::Duration;
+use std::{fmt::Write as _, future::pending, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
 use prost::Message;
 use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
 use tollgate_counter::{
     descriptor::{Entry, escaped},
+    resilience::Caller,
     time::Timestamp,
 };
-use tollgate_limiter::limiter::{ActiveView, CallSize, CounterRef, NoCounter, RequestBounds};
-use tollgate_rules::{OwnNumbers, Unit};
-use tollgate_store::{OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState};
+use tollgate_limiter::limiter::{ActiveView, CallSize, CounterRef, NoCounter, OwnLimitsOf, RequestBounds};
+use tollgate_rules::{ActiveRules, Domain, OwnNumbers, Rules, Unit};
+use tollgate_store::{
+    OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState, OwnTerms,
+};
 use tollgate_telemetry::logs::UNLIMITED;
 use tollgate_wire::{
     proto::{google::rpc, tollgate::v1},
@@ -33,6 +37,8 @@ const ASKED_AT_ONCE: usize = 64;
 const PAGE: usize = 100;
 /// The most listed limits of a page.
 const PAGE_MAX: usize = 1_000;
+/// The steps of a list in one call. The next call continues it.
+const LIST_STEPS_MAX: usize = 8;
 /// The maximum length of `note`, in bytes.
 const NOTE_MAX: usize = 1_024;
 /// The maximum length of `set_by`, in bytes.
@@ -49,6 +55,9 @@ struct OwnLimitRecord {
     note: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     set_by: String,
+    // Whether that is the name of a certificate, and not what a caller has said.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_certified: bool,
     // In milliseconds since 1970.
     set_at: u64,
 }
@@ -86,13 +95,16 @@ impl From<NoCounter> for LimitError {
 
 impl Api {
     /// Checks all limits, and sets them if all are valid.
-    pub(super) async fn set_limits(&self, message: &[u8]) -> Result<CallReply, Error> {
+    pub(super) async fn set_limits(&self, message: &[u8], caller: &Caller) -> Result<CallReply, Error> {
         let v1::SetLimitsRequest { limits, dry_run } = decoded(message)?;
         require_bounds(&limits, self.settings.bounds())?;
         let view = self.limiter.view();
-        let checked = limits.into_iter().map(|limit| check(&view, limit).boxed());
+        let checked = limits.into_iter().map(|limit| check(&view, limit, caller).boxed());
         let checked: Vec<_> =
             stream::iter(checked.collect::<Vec<_>>()).buffered(ASKED_AT_ONCE).collect().await;
+        for error in checked.iter().filter_map(|checked| checked.as_ref().err()) {
+            self.metrics.own_limits.refused(error.1);
+        }
         let invalid = checked.iter().position(Result::is_err);
         let results = match invalid {
             Some(first) => {
@@ -109,7 +121,7 @@ impl Api {
                 checked.iter().flatten().map(|checked| result(&checked.counter, None)).collect()
             }
             None => {
-                let set = checked.into_iter().flatten().map(|checked| change(&view, checked).boxed());
+                let set = checked.into_iter().flatten().map(|checked| self.change(&view, checked).boxed());
                 answered(set.collect()).await
             }
         };
@@ -137,16 +149,99 @@ impl Api {
     }
 
     /// Removes limits of their own.
-    pub(super) async fn clear_limits(&self, message: &[u8]) -> Result<CallReply, Error> {
+    pub(super) async fn clear_limits(&self, message: &[u8], caller: &Caller) -> Result<CallReply, Error> {
         let (domain, descriptors) = self.descriptors(message)?;
         let view = self.limiter.view();
-        let clear = descriptors.iter().map(|descriptor| clear(&view, &domain, descriptor).boxed());
+        let clear =
+            descriptors.iter().map(|descriptor| self.clear(&view, &domain, descriptor, caller).boxed());
         let results = answered(clear.collect()).await;
         Ok(reply(&v1::ClearLimitsResponse { results }))
     }
 
-    /// Lists the limits of their own of counters in the memory of this process.
-    pub(super) fn list_limits(&self, message: &[u8]) -> Result<CallReply, Error> {
+    /// Removes the limit of its own of one counter.
+    async fn clear(
+        &self,
+        view: &ActiveView<'_>,
+        domain: &str,
+        descriptor: &v1::Descriptor,
+        caller: &Caller,
+    ) -> v1::LimitResult {
+        let checked = async {
+            let entries = entries(descriptor)?;
+            let counter = view.counter_ref(domain, &as_entries(&entries)).await?;
+            let record = OwnLimitRecord {
+                domain: domain.to_owned(),
+                entries: escaped_entries(&entries),
+                numbers: OwnNumbers::default(),
+                note: String::new(),
+                set_by: certified_name(caller).unwrap_or_default(),
+                is_certified: caller.name().is_some(),
+                set_at: millis(view.now()),
+            };
+            let removed =
+                OwnLimitChange { terms: None, expires_after: None, record: Box::default(), replaces: None };
+            Ok(CheckedChange { counter, record, change: removed })
+        };
+        match checked.await {
+            Ok(checked) => self.change(view, checked).await,
+            Err(error) => {
+                self.metrics.own_limits.refused(error.1);
+                failed(error)
+            }
+        }
+    }
+
+    /// Applies a change at the counter, and logs it.
+    async fn change(&self, view: &ActiveView<'_>, checked: CheckedChange<'_>) -> v1::LimitResult {
+        let CheckedChange { counter, record, change } = checked;
+        let is_cleared = change.terms.is_none();
+        let OwnLimitOutcome { refusal, state } = match view.set_own_limit(&counter, change).await {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                let error = LimitError::from(error);
+                self.metrics.own_limits.refused(error.1);
+                return failed(error);
+            }
+        };
+        if matches!(refusal, None | Some(OwnLimitRefusal::NotBackedUp)) {
+            info!(
+                name: UNLIMITED,
+                domain = record.domain,
+                rule = &*counter.rule.path,
+                descriptor = ?record.entries,
+                limit = %if is_cleared { "cleared".to_owned() } else { serde_json::to_string(&record.numbers).unwrap_or_default() },
+                set_by = record.set_by,
+                is_claimed = !record.set_by.is_empty() && !record.is_certified,
+                "changed the limit of its own of a key"
+            );
+        }
+        let refused = match refusal {
+            Some(OwnLimitRefusal::OtherVersion) => {
+                Some(LimitError(Code::Aborted, "OTHER_VERSION", "the limit has another version".to_owned()))
+            }
+            Some(OwnLimitRefusal::NoMemory) => {
+                let why =
+                    "there is no memory for more limits of their own; see store.memory_limit".to_owned();
+                Some(LimitError(Code::ResourceExhausted, "NO_MEMORY", why))
+            }
+            Some(OwnLimitRefusal::NotBackedUp) => {
+                let why =
+                    "it is changed, and the backup owner has not confirmed it: repeat the call".to_owned();
+                Some(LimitError(Code::Unavailable, "NOT_BACKED_UP", why))
+            }
+            None => None,
+        };
+        match &refused {
+            Some(error) => self.metrics.own_limits.refused(error.1),
+            None if is_cleared => self.metrics.own_limits.cleared.increase(),
+            None => self.metrics.own_limits.set.increase(),
+        }
+        let result = result(&counter, state.as_ref());
+        v1::LimitResult { error: refused.map(LimitError::status), ..result }
+    }
+
+    /// Lists limits of their own, of all replicas.
+    pub(super) async fn list_limits(&self, message: &[u8]) -> Result<CallReply, Error> {
         let v1::ListLimitsRequest { domain, prefix, page_size, page_token } = decoded(message)?;
         let page = match page_size as usize {
             0 => PAGE,
@@ -157,31 +252,136 @@ impl Api {
             token => Some(OwnLimitPosition::from_token(token).ok_or(OperatorError::PageToken)?),
         };
         let view = self.limiter.view();
-        if view.has_no_counters() {
-            return Err(OperatorError::NotListed.into());
-        }
         let mut size = CallSize::new(self.settings.bounds());
         prefix.iter().try_for_each(|_| size.entry()).map_err(CallError::from)?;
         let prefix: Vec<_> =
             prefix.iter().map(|entry| (as_text(&entry.key), as_text(&entry.value))).collect();
+        let listed = |state: &OwnLimitState| {
+            state.terms.as_ref()?;
+            let record = serde_json::from_slice::<OwnLimitRecord>(&state.record).ok()?;
+            let is_listed =
+                (domain.is_empty() || domain == record.domain) && record.entries.starts_with(&prefix);
+            is_listed.then(|| own_limit(&record, state))
+        };
         let mut limits = Vec::new();
-        while limits.len() < page {
-            let Some((at, state)) = view.next_own_limit(position) else {
-                position = None;
+        for _step in 0..LIST_STEPS_MAX {
+            let part =
+                view.own_limits(OwnLimitsOf::AllReplicas, position, page - limits.len(), &listed).await;
+            let (found, next) = part.map_err(OperatorError::NotListed)?;
+            limits.extend(found);
+            position = next;
+            if position.is_none() || limits.len() >= page {
                 break;
-            };
-            position = Some(at);
-            let Ok(record) = serde_json::from_slice::<OwnLimitRecord>(&state.record) else { continue };
-            let is_listed = state.terms.is_some()
-                && (domain.is_empty() || domain == record.domain)
-                && record.entries.starts_with(&prefix);
-            if is_listed {
-                limits.push(own_limit(&record, &state));
             }
         }
         let next_page_token = position.map(OwnLimitPosition::token).unwrap_or_default();
         Ok(reply(&v1::ListLimitsResponse { limits, next_page_token }))
     }
+}
+
+/// How often a changed rule is looked for in limits of their own after a change of the rules: again later, because slots
+/// may come from a replica that has read them later.
+const FOLLOWED_AFTER: [Duration; 3] = [Duration::ZERO, Duration::from_secs(10), Duration::from_secs(60)];
+/// The pause between two steps of that over a shared store, which other replicas take too.
+const STORE_PAUSE: Duration = Duration::from_millis(20);
+
+impl Api {
+    /// Lets limits of their own follow the rules: what decides is their numbers within the bounds of the active rule, for
+    /// as long as it is polled.
+    pub async fn follow_rules(self, active_rules: Arc<ActiveRules>) {
+        let mut followed = String::new();
+        let mut pass = FOLLOWED_AFTER.len();
+        loop {
+            let changed = active_rules.changed();
+            let rules = rules_with_own(&self.limiter.view());
+            if rules != followed {
+                (followed, pass) = (rules, 0);
+            }
+            let renewing = async {
+                while let Some(pause) = FOLLOWED_AFTER.get(pass) {
+                    sleep(*pause).await;
+                    self.renew_own_limits().await;
+                    pass += 1;
+                }
+                pending::<()>().await;
+            };
+            tokio::select! {
+                () = changed => {}
+                () = renewing => {}
+            }
+        }
+    }
+
+    /// Renews what decides by limits of their own, of the counters that this replica owns.
+    async fn renew_own_limits(&self) {
+        let mut position = None;
+        let mut renewed = 0;
+        loop {
+            let view = self.limiter.view();
+            let applies = |state: &OwnLimitState| state.terms.is_some().then(|| state.clone());
+            let page = view.own_limits(OwnLimitsOf::ThisReplica, position, PAGE_MAX, applies).await;
+            let Ok((states, next)) = page else { break };
+            let each: Vec<_> = states.into_iter().map(|state| renew(&view, state).boxed()).collect();
+            let done: Vec<bool> = stream::iter(each).buffered(ASKED_AT_ONCE).collect().await;
+            renewed += done.into_iter().filter(|is_renewed| *is_renewed).count();
+            position = next;
+            if position.is_none() {
+                break;
+            }
+            if view.has_no_counters() {
+                sleep(STORE_PAUSE).await;
+            }
+        }
+        if renewed > 0 {
+            info!(renewed, "limits of their own follow the changed rules");
+        }
+    }
+}
+
+/// The rules whose keys may have limits of their own, as text that is compared.
+fn rules_with_own(view: &ActiveView<'_>) -> String {
+    let mut text = String::new();
+    let rules = view.rules().rules().into_iter().flat_map(Rules::domains).flat_map(Domain::rules);
+    for rule in rules.filter(|rule| rule.options().own.is_some()) {
+        let _ = write!(text, "{} {:?} {:?};", rule.path, rule.limit(), rule.options().own);
+    }
+    text
+}
+
+/// Renews a limit of its own that no longer decides as its numbers within the bounds of the rule do. Returns whether it
+/// has.
+async fn renew(view: &ActiveView<'_>, state: OwnLimitState) -> bool {
+    let Some((counter, change)) = renewed_limit(view, state).await else { return false };
+    let outcome = view.set_own_limit(&counter, change).await;
+    outcome.is_ok_and(|outcome| outcome.refusal.is_none())
+}
+
+async fn renewed_limit<'s>(
+    view: &'s ActiveView<'_>,
+    state: OwnLimitState,
+) -> Option<(CounterRef<'s>, OwnLimitChange)> {
+    let OwnLimitState { terms: decides, version, expires_after, record: bytes } = state;
+    let record = serde_json::from_slice::<OwnLimitRecord>(&bytes).ok()?;
+    let escaped: Vec<_> = record.entries.iter().map(|(key, value)| Entry::new(key, value)).collect();
+    let parts = unescaped(&escaped)?;
+    let entries: Vec<_> = parts.iter().map(|(key, value)| Entry::new(&**key, &**value)).collect();
+    let counter = view.counter_ref(&record.domain, &entries).await.ok()?;
+    let own = counter.rule.options().own.as_ref();
+    let window = counter.stored_window();
+    let within = own.and_then(|own| own.terms(&own.cut(&record.numbers)?, window.as_deref()).ok());
+    let terms = within.unwrap_or_else(|| OwnTerms {
+        limit: counter.limit.clone(),
+        requests_per_unit: match counter.displayed_limit.requests_per_unit {
+            OwnTerms::UNLIMITED => OwnTerms::UNLIMITED,
+            requests => OwnTerms::displayed(requests, 0),
+        },
+    });
+    // Another counter has no such version.
+    (Some(&terms) != decides.as_ref()).then(|| {
+        let change =
+            OwnLimitChange { terms: Some(terms), expires_after, record: bytes, replaces: Some(version) };
+        (counter, change)
+    })
 }
 
 /// Each limit counts as a request with one descriptor.
@@ -233,29 +433,6 @@ async fn read(view: &ActiveView<'_>, domain: &str, descriptor: &v1::Descriptor) 
     }
 }
 
-/// Removes the limit of its own of one counter.
-async fn clear(view: &ActiveView<'_>, domain: &str, descriptor: &v1::Descriptor) -> v1::LimitResult {
-    let checked = async {
-        let entries = entries(descriptor)?;
-        let counter = view.counter_ref(domain, &as_entries(&entries)).await?;
-        let record = OwnLimitRecord {
-            domain: domain.to_owned(),
-            entries: escaped_entries(&entries),
-            numbers: OwnNumbers::default(),
-            note: String::new(),
-            set_by: String::new(),
-            set_at: millis(view.now()),
-        };
-        let removed =
-            OwnLimitChange { terms: None, expires_after: None, record: Box::default(), replaces: None };
-        Ok(CheckedChange { counter, record, change: removed })
-    };
-    match checked.await {
-        Ok(checked) => change(view, checked).await,
-        Err(error) => failed(error),
-    }
-}
-
 fn escaped_entries(entries: &[OwnedEntry]) -> Vec<(String, String)> {
     entries.iter().map(|(key, value)| (escaped_text(key), escaped_text(value))).collect()
 }
@@ -293,7 +470,16 @@ fn millis(now: Timestamp) -> u64 {
     now.as_nanos() / 1_000_000
 }
 
-async fn check<'s>(view: &'s ActiveView<'_>, set: v1::SetLimit) -> Result<CheckedChange<'s>, LimitError> {
+/// The name of the certificate of a caller, as an operator sees it.
+fn certified_name(caller: &Caller) -> Option<String> {
+    caller.name().map(|name| escaped_text(name).chars().take(SET_BY_MAX / 4).collect())
+}
+
+async fn check<'s>(
+    view: &'s ActiveView<'_>,
+    set: v1::SetLimit,
+    caller: &Caller,
+) -> Result<CheckedChange<'s>, LimitError> {
     let v1::SetLimit { limit, replaces_version } = set;
     let limit = limit.ok_or_else(|| LimitError::invalid("NO_LIMIT", "`limit` is missing"))?;
     let entries = entries(&limit.key.unwrap_or_default())?;
@@ -328,12 +514,14 @@ async fn check<'s>(view: &'s ActiveView<'_>, set: v1::SetLimit) -> Result<Checke
         let why = format!("`note` has at most {NOTE_MAX} bytes, and `set_by` at most {SET_BY_MAX}");
         return Err(LimitError::invalid("TOO_LONG", why));
     }
+    let (set_by, is_certified) = certified_name(caller).map_or((limit.set_by, false), |name| (name, true));
     let record = OwnLimitRecord {
         domain: limit.domain,
         entries: escaped_entries(&entries),
         numbers,
         note: limit.note,
-        set_by: limit.set_by,
+        set_by,
+        is_certified,
         set_at: millis(view.now()),
     };
     let bytes = serde_json::to_vec(&record).expect("texts and numbers are always written");
@@ -363,43 +551,6 @@ fn unit(number: i32) -> Result<Option<Unit>, LimitError> {
         Err(_) => return Err(LimitError::invalid("OUT_OF_BOUNDS", format!("`unit` cannot be {number}"))),
     };
     Ok(Some(unit))
-}
-
-/// Applies a change at the counter, and logs it.
-async fn change(view: &ActiveView<'_>, checked: CheckedChange<'_>) -> v1::LimitResult {
-    let CheckedChange { counter, record, change } = checked;
-    let is_cleared = change.terms.is_none();
-    let OwnLimitOutcome { refusal, state } = match view.set_own_limit(&counter, change).await {
-        Ok(outcome) => outcome,
-        Err(error) => return failed(error.into()),
-    };
-    if matches!(refusal, None | Some(OwnLimitRefusal::NotBackedUp)) {
-        info!(
-            name: UNLIMITED,
-            domain = record.domain,
-            rule = &*counter.rule.path,
-            descriptor = ?record.entries,
-            limit = %if is_cleared { "cleared".to_owned() } else { serde_json::to_string(&record.numbers).unwrap_or_default() },
-            set_by = record.set_by,
-            "changed the limit of its own of a key"
-        );
-    }
-    let refused = match refusal {
-        Some(OwnLimitRefusal::OtherVersion) => {
-            Some(LimitError(Code::Aborted, "OTHER_VERSION", "the limit has another version".to_owned()))
-        }
-        Some(OwnLimitRefusal::NoMemory) => {
-            let why = "there is no memory for more limits of their own; see store.memory_limit".to_owned();
-            Some(LimitError(Code::ResourceExhausted, "NO_MEMORY", why))
-        }
-        Some(OwnLimitRefusal::NotBackedUp) => {
-            let why = "it is changed, and the backup owner has not confirmed it: repeat the call".to_owned();
-            Some(LimitError(Code::Unavailable, "NOT_BACKED_UP", why))
-        }
-        None => None,
-    };
-    let result = result(&counter, state.as_ref());
-    v1::LimitResult { error: refused.map(LimitError::status), ..result }
 }
 
 fn result(counter: &CounterRef<'_>, state: Option<&OwnLimitState>) -> v1::LimitResult {
@@ -444,6 +595,6 @@ fn own_limit(record: &OwnLimitRecord, state: &OwnLimitState) -> v1::OwnLimit {
         }),
         version: state.version,
         unit: encode::unit(unit).into(),
-        set_by_is_claimed: !record.set_by.is_empty(),
+        set_by_is_claimed: !record.set_by.is_empty() && !record.is_certified,
     }
 }

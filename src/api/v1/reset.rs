@@ -6,6 +6,7 @@ use axum::http::HeaderMap;
 use tollgate_counter::{
     algorithm::Operation,
     descriptor::{self, Entry},
+    resilience::Caller,
 };
 use tollgate_telemetry::logs::UNLIMITED;
 use tollgate_wire::protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field};
@@ -25,15 +26,16 @@ impl Api {
         verb: OperatorVerb,
         message: &[u8],
         metadata: Option<&HeaderMap>,
+        caller: &Caller,
     ) -> Result<CallReply, Error> {
         let access = self.reset_access.as_ref().ok_or(AccessError::NoToken).map_err(OperatorError::from)?;
         access.check(metadata).await.map_err(OperatorError::from)?;
         match verb {
             OperatorVerb::Reset => self.reset(message).await,
-            OperatorVerb::SetLimits => self.set_limits(message).await,
+            OperatorVerb::SetLimits => self.set_limits(message, caller).await,
             OperatorVerb::GetLimits => self.get_limits(message).await,
-            OperatorVerb::ClearLimits => self.clear_limits(message).await,
-            OperatorVerb::ListLimits => self.list_limits(message),
+            OperatorVerb::ClearLimits => self.clear_limits(message, caller).await,
+            OperatorVerb::ListLimits => self.list_limits(message).await,
         }
     }
 

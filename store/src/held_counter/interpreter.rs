@@ -138,6 +138,8 @@ impl HeldCounter {
                 (OperationOutcome { hold, ..decided(peek) }, false)
             }
             CounterOperation::SetOwnLimit(_) => (decided(self.change(limit, now, |_, _| ())), true),
+            // It concerns no single counter: the memory of its slot answers it.
+            CounterOperation::ListOwnLimits(_) => (decided(self.change(limit, now, |_, _| ())), false),
         }
     }
 
@@ -177,7 +179,8 @@ impl HeldCounter {
             | CounterOperation::Set(_)
             | CounterOperation::Absorb(_)
             | CounterOperation::Withdraw { .. }
-            | CounterOperation::Show => false,
+            | CounterOperation::Show
+            | CounterOperation::ListOwnLimits(_) => false,
         }
     }
 

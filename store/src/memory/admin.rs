@@ -10,8 +10,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, Decisions, LimitOrigin, OnRefusal, OpenHolds, OwnLimitPosition, OwnLimitState, OwnTerms,
-    Subscribers,
+    Check, Checks, Decisions, LimitOrigin, OnRefusal, OpenHolds, OwnLimitState, OwnTerms, Subscribers,
     held_counter::{HeldCounter, Room},
     memory::{LockedSlots, Memory},
     operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, decide_set},
@@ -83,21 +82,6 @@ impl Admin<'_> {
         DryRun { decisions: decisions.with_own(displayed), before }
     }
 
-    /// The next limit of its own after this position, of a slot that this replica owns.
-    pub fn next_own_limit(
-        &self,
-        after: Option<OwnLimitPosition>,
-        now: Timestamp,
-    ) -> Option<(OwnLimitPosition, OwnLimitState)> {
-        let first = after.map_or(0, |after| after.slot.index());
-        self.memory.each_slot().skip(first).find_map(|slot| {
-            let after = after.filter(|after| after.slot == slot).map(|after| after.key);
-            let table = self.memory.tables.lock(slot);
-            let (key, own) = table.next_own_limit(after)?;
-            Some((OwnLimitPosition { slot, key }, own.state(now)))
-        })
-    }
-
     /// The state of the counter of `key`, of the kind of `limit`.
     pub fn peek(&self, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
         LockedSlots::for_key(self.memory, key, now).state(key, limit)
@@ -142,7 +126,8 @@ impl CounterState {
             | HoldOutcome::Exhausted
             | HoldOutcome::Settled(_)
             | HoldOutcome::Ended
-            | HoldOutcome::OwnLimit(_) => Self::from_peek(idle_at, peek),
+            | HoldOutcome::OwnLimit(_)
+            | HoldOutcome::OwnLimits(_) => Self::from_peek(idle_at, peek),
         }
     }
 

@@ -16,14 +16,14 @@ const HOLDS: u8 = 130;
 /// The tag of holds that have changed since an earlier copy, or that accompany the changes of their counter.
 const CHANGED_HOLDS: u8 = 131;
 /// The tag of a limit of its own.
-const OWN: u8 = 132;
+pub const OWN_LIMIT_TAG: u8 = 132;
 
 impl SideData {
     /// Writes a record for each kind that is not idle.
     pub(crate) fn write(&self, now: Timestamp, mut put: impl FnMut(u8, &[u8])) {
         let Self { holds, pending, leased: _, grant: _, own, unknown } = self;
         if let Some(own) = own.as_ref().filter(|own| !own.is_over(now)) {
-            put(OWN, &own.write(now));
+            put(OWN_LIMIT_TAG, &own.write(now));
         }
         if let Some(holds) = holds {
             put(if holds.accompanies_changes() { CHANGED_HOLDS } else { HOLDS }, &holds.write(now));
@@ -51,7 +51,7 @@ impl SideData {
         match tag {
             HOLDS => Holds::read(fields, now).map(&mut set_holds),
             CHANGED_HOLDS => Holds::read_changes(fields, now).map(&mut set_holds),
-            OWN => OwnLimit::read(fields, now).map(|own| self.own = Some(Box::new(own))),
+            OWN_LIMIT_TAG => OwnLimit::read(fields, now).map(|own| self.own = Some(Box::new(own))),
             PENDING => CounterUsage::read(fields, now).map(|usage| self.pending.push(usage)),
             _ => Decoded::Unknown,
         }

@@ -16,6 +16,8 @@ use crate::Slot;
 const TOMBSTONE: Duration = Duration::from_secs(3_600);
 /// The maximum length of a record, in bytes.
 pub const OWN_RECORD_MAX: usize = 16 * 1024;
+/// Of a slot no more limits are listed at once after so many bytes of their records.
+const LISTED_BYTES: usize = 16 * 1024;
 /// The largest encoded own limit without its limit and its record, in bytes.
 const FIELDS_BYTES_MAX: usize = 64;
 
@@ -65,14 +67,52 @@ pub enum OwnLimitRefusal {
     NotBackedUp,
 }
 
-/// Where a list of limits of their own continues.
+/// Where a list of limits of their own continues: after a key in a slot, or at a cursor of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnLimitPosition {
-    pub(crate) slot: Slot,
-    pub(crate) key: Key,
+    slot: Slot,
+    key: Key,
+}
+
+/// Limits of their own of one slot.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SlotOwnLimits {
+    /// The limits, those that were removed included, in the order of their keys.
+    pub limits: Box<[(Key, OwnLimitState)]>,
+    /// Whether the slot has others after them.
+    pub has_more: bool,
+}
+
+/// A part of the list of all limits of their own.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct OwnLimitPage {
+    /// The limits, those that were removed included.
+    pub limits: Vec<OwnLimitState>,
+    /// Where the list continues; `None` at its end.
+    pub next: Option<OwnLimitPosition>,
 }
 
 impl OwnLimitPosition {
+    /// After `key`, in its slot.
+    pub fn after(slot: Slot, key: Key) -> Self {
+        Self { slot, key }
+    }
+
+    /// The slot, and the key.
+    pub fn slot_and_key(self) -> (Slot, Key) {
+        (self.slot, self.key)
+    }
+
+    /// At this cursor of the server with this number.
+    pub fn at_cursor(server: u16, cursor: u64) -> Self {
+        Self { slot: Slot(server), key: Key::from_halves(0, cursor) }
+    }
+
+    /// The number of the server, and the cursor.
+    pub fn server_and_cursor(self) -> (u16, u64) {
+        (self.slot.0, self.key.low())
+    }
+
     /// The position as text.
     pub fn token(self) -> String {
         format!("{:04x}{:016x}{:016x}", self.slot.0, self.key.high(), self.key.low())
@@ -95,6 +135,29 @@ pub(crate) struct OwnLimit {
     // The instant from which nothing of it is retained.
     ends_at: Option<Timestamp>,
     record: Box<[u8]>,
+}
+
+impl SlotOwnLimits {
+    /// Of the limits of a slot as many as are listed at once, and at least one.
+    pub(crate) fn new<'o>(mut each: impl Iterator<Item = (Key, &'o OwnLimit)>, now: Timestamp) -> Self {
+        let mut limits = Vec::new();
+        let mut bytes = 0;
+        while bytes < LISTED_BYTES
+            && let Some((key, own)) = each.next()
+        {
+            bytes += own.bytes();
+            limits.push((key, own.state(now)));
+        }
+        Self { limits: limits.into(), has_more: each.next().is_some() }
+    }
+}
+
+/// Decodes a record of a limit of its own, in a value of a shared store.
+pub fn read_own_limit(fields: &[u8], now: Timestamp) -> Option<OwnLimitState> {
+    match OwnLimit::read(fields, Timestamp::EPOCH) {
+        Decoded::Known(own) => Some(own.state(now)),
+        Decoded::Unknown | Decoded::Malformed => None,
+    }
 }
 
 impl OwnLimit {

@@ -1,20 +1,23 @@
 //! Limits of keys of their own.
 
-use std::{fs, time::Duration};
+use std::{fs, process::Stdio, time::Duration};
 
 use tempfile::TempDir;
 use tokio::{process::Command, time::timeout};
 use tollgate_wire::proto::tollgate::v1::{
     Answer, ClearLimitsRequest, Descriptor, GetLimitsRequest, Limit, LimitResult, ListLimitsRequest,
     OwnLimit, Request as V1Request, ResetRequest, SetLimit, SetLimitsRequest, answer::Verdict, limit::Unit,
+    rate_limiter_client::RateLimiterClient,
 };
 use tonic::{Code, Request};
 
 use crate::{
     api_v1::{check, client, descriptor, each, reason, reason_of, remaining, request, verdicts, with_hits},
+    certificates::{Authority, Files, borrowed, connect},
     harness::{
         Service, TIMEOUT, cluster_view, is_store_in_memory, replica_with, request_for, until, until_linked,
     },
+    metrics::{page, value},
     program::PROGRAM,
 };
 
@@ -75,6 +78,19 @@ async fn get(service: &Service, users: &[&str]) -> Vec<LimitResult> {
     let descriptors = users.iter().map(|user| descriptor("user", user)).collect();
     let call = with_token(GetLimitsRequest { domain: "shop".into(), descriptors });
     client(service).await.get_limits(call).await.unwrap().into_inner().results
+}
+
+/// All pages of a list.
+async fn list(service: &Service, mut call: ListLimitsRequest) -> Vec<Vec<OwnLimit>> {
+    let mut pages = Vec::new();
+    loop {
+        let page = client(service).await.list_limits(with_token(call.clone())).await.unwrap().into_inner();
+        pages.push(page.limits);
+        if page.next_page_token.is_empty() {
+            return pages;
+        }
+        call.page_token = page.next_page_token;
+    }
 }
 
 async fn clear(service: &Service, user: &str) -> LimitResult {
@@ -196,6 +212,51 @@ async fn own_limit_of_a_bucket_has_a_unit_of_its_own() {
 }
 
 #[tokio::test]
+async fn changes_of_own_limits_are_counted_by_result() {
+    let (_folder, file) = token();
+    let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
+    let any = |limit| SetLimit { limit: Some(limit), replaces_version: None };
+    let replacing = SetLimit { limit: Some(own("ann", 1)), replaces_version: Some(1) };
+    set_all(&service, vec![any(own("ann", 9)), any(own("bob", 9))]).await;
+    set_all(&service, vec![replacing]).await;
+    set_all(&service, vec![any(own("eve", 9)), any(own("ann", 1_001))]).await;
+    set(&service, OwnLimit { key: Some(descriptor("plain", "x")), ..own("", 1) }).await;
+    set(&service, OwnLimit { domain: "no".into(), ..own("ann", 1) }).await;
+    clear(&service, "ann").await;
+    let page = page(&service).await;
+    for (result, count) in [
+        ("set", 2.0),
+        ("cleared", 1.0),
+        ("no_own_limits", 1.0),
+        ("out_of_bounds", 1.0),
+        ("other_version", 1.0),
+        ("no_memory", 0.0),
+        ("other", 1.0),
+    ] {
+        let series = format!("tollgate_own_limit_changes_total{{result=\"{result}\"}}");
+        assert_eq!(value(&page, &series), count, "{result}");
+    }
+}
+
+#[tokio::test]
+async fn own_limit_names_the_certificate_that_has_set_it() {
+    let (_folder, file) = token();
+    let ours = Authority::new("ours");
+    let files = Files::of(&ours.server());
+    let settings = files.mutual("grpc", &ours);
+    let settings = [&borrowed(&settings)[..], &[("admin.token_file", &file)]].concat();
+    let service = Service::start_with(RULES, &settings).await;
+    let channel =
+        connect(&service.addresses.grpc, &ours, Some(&ours.pair(&["billing.shop"], 2100))).await.unwrap();
+    let limit = OwnLimit { set_by: "someone".into(), ..own("ann", 9) };
+    let limits = vec![SetLimit { limit: Some(limit), replaces_version: None }];
+    let call = with_token(SetLimitsRequest { limits, dry_run: false });
+    let answer = RateLimiterClient::new(channel).set_limits(call).await.unwrap().into_inner();
+    let limit = answer.results[0].limit.clone().unwrap();
+    assert_eq!((&*limit.set_by, limit.set_by_is_claimed), ("billing.shop", false));
+}
+
+#[tokio::test]
 async fn own_limit_is_replaced_only_in_the_version_that_is_named() {
     let (_folder, file) = token();
     let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
@@ -222,32 +283,27 @@ async fn own_limits_are_listed_in_pages_by_domain_and_prefix() {
     let limits = users.iter().map(|user| SetLimit { limit: Some(own(user, 9)), replaces_version: None });
     let results = set_all(&service, limits.collect()).await;
     assert!(results.iter().all(|result| result.error.is_none()));
-    let list = async |call: ListLimitsRequest| client(&service).await.list_limits(with_token(call)).await;
-    if !is_store_in_memory() {
-        let error = list(ListLimitsRequest::default()).await.unwrap_err();
-        assert_eq!((error.code(), reason_of(&error)), (Code::Unimplemented, "NOT_LISTED".into()));
-        return;
-    }
-    let (mut call, mut listed, mut pages) = (ListLimitsRequest::default(), Vec::new(), 0);
-    loop {
-        let page = list(call.clone()).await.unwrap().into_inner();
+    let names = |limits: &[OwnLimit]| {
         let name = |limit: &OwnLimit| limit.key.as_ref().unwrap().entries[0].value.clone();
-        listed.extend(page.limits.iter().map(name));
-        pages += 1;
-        if page.next_page_token.is_empty() {
-            break;
-        }
-        assert_eq!(page.limits.len(), 100);
-        call.page_token = page.next_page_token;
+        let mut names: Vec<_> = limits.iter().map(name).collect();
+        names.sort_unstable();
+        names
+    };
+    let pages = list(&service, ListLimitsRequest::default()).await;
+    assert_eq!(
+        names(&pages.concat()),
+        users.iter().map(|user| user.clone().into_bytes()).collect::<Vec<_>>()
+    );
+    if is_store_in_memory() {
+        assert_eq!(pages.iter().map(Vec::len).collect::<Vec<_>>(), [100, 100, 50]);
     }
-    listed.sort_unstable();
-    assert_eq!((pages, listed), (3, users.iter().map(|user| user.clone().into_bytes()).collect()));
     let prefix = descriptor("user", "u007").entries;
-    let one = list(ListLimitsRequest { prefix, domain: "shop".into(), ..Default::default() }).await.unwrap();
-    assert_eq!(one.into_inner().limits.len(), 1);
-    let none = list(ListLimitsRequest { domain: "other".into(), ..Default::default() }).await.unwrap();
-    assert_eq!(none.into_inner().limits, []);
-    let error = list(ListLimitsRequest { page_token: "x".into(), ..Default::default() }).await.unwrap_err();
+    let one = ListLimitsRequest { prefix, domain: "shop".into(), page_size: 9, ..Default::default() };
+    assert_eq!(names(&list(&service, one).await.concat()), [b"u007"]);
+    let other = ListLimitsRequest { domain: "other".into(), ..Default::default() };
+    assert_eq!(list(&service, other).await.concat(), []);
+    let wrong = with_token(ListLimitsRequest { page_token: "x".into(), ..Default::default() });
+    let error = client(&service).await.list_limits(wrong).await.unwrap_err();
     assert_eq!(reason_of(&error), "PAGE_TOKEN");
 }
 
@@ -260,6 +316,41 @@ async fn two_replicas(secret: &TempDir, token_file: &str) -> (Service, Service) 
     until_linked(&first).await;
     until_linked(&second).await;
     (first, second)
+}
+
+#[tokio::test]
+async fn own_limits_follow_the_bounds_of_a_changed_rule() {
+    let (_folder, file) = token();
+    let service =
+        Service::start_with(RULES, &[("admin.token_file", &file), ("rules.poll_interval", "50ms")]).await;
+    for (user, limit) in [("ann", own("ann", 900)), ("bob", own("bob", 5))] {
+        assert_eq!(set(&service, limit).await.error, None, "{user}");
+    }
+    let unlimited = OwnLimit { requests_per_unit: None, unlimited: true, ..own("eve", 0) };
+    assert_eq!(set(&service, unlimited).await.error, None);
+    let until_limits = async |expected: [u64; 3]| {
+        until(async || {
+            let mut limits = Vec::new();
+            for user in ["ann", "bob", "eve"] {
+                let answer = charge(&service, user, 0).await;
+                limits.push(answer.limits.first().map_or(0, |limit| limit.requests_per_unit));
+            }
+            (limits == expected).then_some(())
+        })
+        .await;
+    };
+    until_limits([900, 5, 0]).await;
+    let write = |own: &str| {
+        let rules = RULES.replace("own: {requests_per_unit: {max: 1000}, unlimited: true}", own);
+        assert_ne!(rules, RULES);
+        fs::write(service.rules.path().join("rules.yaml"), rules).unwrap();
+    };
+    write("own: {requests_per_unit: {max: 70}}");
+    until_limits([70, 5, 3]).await;
+    write("candidate: {unit: day, requests_per_unit: 1}");
+    until_limits([3, 3, 3]).await;
+    fs::write(service.rules.path().join("rules.yaml"), RULES).unwrap();
+    until_limits([900, 5, 0]).await;
 }
 
 #[tokio::test]
@@ -279,6 +370,11 @@ async fn own_limits_hold_in_a_cluster_and_move_with_their_counters() {
         let answers = charge_all(replica, 4).await;
         assert_eq!(remaining(&answers), vec![vec![left]; USERS]);
         assert!(answers.iter().all(|answer| answer.limits[0].requests_per_unit == 10));
+    }
+    for replica in [&first, &second] {
+        let page_size = 7;
+        let listed = list(replica, ListLimitsRequest { page_size, ..Default::default() }).await.concat();
+        assert_eq!(listed.len(), USERS, "each replica lists those of all");
     }
     let results = get(&second, &["0", "1", "2", "3"]).await;
     assert!(results.iter().all(|result| result.limit.as_ref().unwrap().requests_per_unit == Some(10)));
@@ -375,9 +471,6 @@ async fn limits_command_sets_exports_and_imports_limits() {
     let (code, out, error) = limits(&["set", "shop", "user=ann", "--requests-per-unit", "5000"]).await;
     assert_eq!((code, &*out), (1, ""));
     assert!(error.contains("the `own` of the rule allows 1000"), "{error}");
-    if !is_store_in_memory() {
-        return;
-    }
     limits(&["set", "shop", "user=bob", "--unlimited"]).await;
     let (_, exported, _) = limits(&["export"]).await;
     assert_eq!(exported.lines().count(), 2, "{exported}");
@@ -394,11 +487,61 @@ async fn limits_command_sets_exports_and_imports_limits() {
     fs::write(&saved, &exported).unwrap();
     assert_eq!(
         limits(&["import", path, "--dry-run"]).await.1.trim(),
-        format!("2 limits in {path}; nothing is set")
+        format!("2 limits of {path} are valid; nothing is set")
     );
+    assert_eq!(limits(&["list"]).await.1.trim(), "");
+    fs::write(&saved, exported.replace("1000", "1").replace("\"9\"", "\"1001\"")).unwrap();
+    for flags in [&[][..], &["--dry-run"]] {
+        let (code, out, error) = limits(&[&["import", path][..], flags].concat()).await;
+        assert_eq!((code, &*out), (1, ""));
+        assert!(error.contains("the `own` of the rule allows 1000; nothing is set"), "{error}");
+    }
+    fs::write(&saved, &exported).unwrap();
     for _again in 0..2 {
         assert_eq!(limits(&["import", path]).await.1.trim(), "2 limits are set");
     }
     assert_eq!(limits(&["list", "shop", "user=ann"]).await.1.lines().count(), 1);
     assert_eq!(limits(&["list"]).await.1.lines().count(), 2);
+    let (_, table, _) = limits(&["export", "--format", "csv"]).await;
+    let (header, rows) = table.split_once('\n').unwrap();
+    assert!(header.starts_with("domain,descriptor,requests_per_unit,"), "{header}");
+    assert!(rows.contains("shop,user=ann,9,") && rows.contains(",gold,"), "{rows}");
+    for user in ["user=ann", "user=bob"] {
+        assert_eq!(limits(&["clear", "shop", user]).await.0, 0);
+    }
+    fs::write(&saved, &table).unwrap();
+    assert_eq!(limits(&["import", path]).await.1.trim(), "2 limits are set");
+    assert_eq!(limits(&["export", "--format", "csv"]).await.1, table);
+}
+
+#[tokio::test]
+async fn interrupted_import_says_up_to_which_line_limits_are_set() {
+    const ROWS: usize = 8_000;
+    let (folder, file) = token();
+    let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
+    let rows: String = (0..ROWS).map(|user| format!("shop,user={user},9\n")).collect();
+    let path = folder.path().join("limits.csv");
+    fs::write(&path, format!("domain,descriptor,requests_per_unit\n{rows}shop,user=x,1001\n")).unwrap();
+    let import = || {
+        let mut command = Command::new(PROGRAM);
+        let to = service.addresses.http.to_string();
+        command.args(["limits", "import", path.to_str().unwrap(), "--to", &to, "--token-file", &file]);
+        command.stderr(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap()
+    };
+    let output = timeout(TIMEOUT, import().wait_with_output()).await.unwrap().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains(&format!("limits.csv:{}: ", ROWS + 2)), "{error}");
+    assert_eq!(get(&service, &["0"]).await[0].limit, None, "one bad line sets nothing");
+    fs::write(&path, format!("domain,descriptor,requests_per_unit\n{rows}")).unwrap();
+    let importing = import();
+    until(async || get(&service, &["0"]).await[0].limit.clone()).await;
+    let process = importing.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-INT", &process]).status().await.unwrap().success());
+    let output = timeout(TIMEOUT, importing.wait_with_output()).await.unwrap().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    let (_, line) = error.split_once("interrupted; the lines before ").unwrap_or_else(|| panic!("{error}"));
+    let line: usize = line.split(' ').next().unwrap().parse().unwrap();
+    let last = (line - 3).to_string();
+    assert!(get(&service, &[&last]).await[0].limit.is_some(), "{error}");
+    assert_eq!(get(&service, &[&(ROWS - 1).to_string()]).await[0].limit, None, "{error}");
 }

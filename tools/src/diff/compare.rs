@@ -97,6 +97,7 @@ impl Sides {
                 after: None,
                 keys,
                 counters: None,
+                own_limits: None,
             });
         }
         let old: Vec<_> = old.into_iter().flat_map(Domain::descriptors).collect();
@@ -146,6 +147,7 @@ impl Sides {
             (_, None) if has_rule || new.is_some() => ChangeKind::Removed,
             (None, _) | (_, None) => return None,
         };
+        let own_limits = own_limits(old.as_ref(), new.as_ref());
         let counters = counters(old.as_ref(), new.as_ref(), &keys);
         let other = |effect: Option<Effect<'_>>, own: Option<DescriptorRef<'_>>| {
             let own = own.and_then(|own| own.rule());
@@ -168,6 +170,7 @@ impl Sides {
             after: other(new, pair.new),
             keys,
             counters,
+            own_limits,
         })
     }
 }
@@ -212,6 +215,22 @@ fn effect<'r>(rules: &'r KeyedRules, domain: &str, path: &Path) -> Option<Effect
     let limit = found.rule.limit();
     let counter = limit.map(|limit| ((found.key(&entries, limit), &*found.rule.options().groups), limit));
     Some(Effect { rule: found.rule, counter })
+}
+
+/// What a reload does to keys with limits of their own.
+fn own_limits(old: Option<&Effect<'_>>, new: Option<&Effect<'_>>) -> Option<String> {
+    let old = old?;
+    let own = old.rule.options().own.as_ref()?;
+    let is_kept =
+        |new: &Effect<'_>| new.counter.map(|(counter, _)| counter) == old.counter.map(|(counter, _)| counter);
+    match new {
+        Some(new) if is_kept(new) => own.narrowed(new.rule.options().own.as_deref()),
+        Some(_) | None => Some(
+            "they belong to the counters of before; `tollgate limits export` them first, and import them \
+             afterwards"
+                .to_owned(),
+        ),
+    }
 }
 
 /// What a reload does to the counters, as the store does it: limits are replaced, counters stay where they are.
@@ -283,6 +302,7 @@ fn reordered(domain: &str, path: &Path, old: Level<'_, '_>, new: Level<'_, '_>) 
             new: Some(after.join(", ")),
         }],
         counters: None,
+        own_limits: None,
     })
 }
 

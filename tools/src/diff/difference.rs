@@ -27,6 +27,8 @@ pub(super) struct Difference {
     pub(super) keys: Vec<KeyValueChange>,
     /// What happens to the counters at the reload.
     pub(super) counters: Option<&'static str>,
+    /// What happens to keys with limits of their own. How many there are is known only to the server.
+    pub(super) own_limits: Option<String>,
 }
 
 /// What happened to a descriptor or a domain.
@@ -111,6 +113,9 @@ impl fmt::Display for Difference {
         }
         if let Some(counters) = self.counters {
             write!(f, "\n  counters: {counters}")?;
+        }
+        if let Some(own_limits) = &self.own_limits {
+            write!(f, "\n  warning: limits of their own: {own_limits}")?;
         }
         match (&self.old_at, &self.new_at) {
             (Some(old), Some(new)) => write!(f, "\n  at {old}, now {new}"),

@@ -15,7 +15,7 @@ use tollgate_counter::{
 use tollgate_store::{
     Check, Checks, CounterOperation, Epoch, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, LimitOrigin,
     Memory, OnExpiry, OnFull, OnRefusal, OperationOutcome, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal,
-    OwnLimitState, OwnTerms, SettleOutcome, Settled, Slot, SlotData, UnknownId,
+    OwnLimitState, OwnTerms, SettleOutcome, Settled, Slot, SlotData, SlotOwnLimits, UnknownId,
     divider::{
         Assignment, Assignments, DividerReport, Dividers, SlotDivisions, SubscriberId, SubscriberReport,
         SubscriberUsage,
@@ -264,6 +264,7 @@ fn hold_outcome() -> impl Strategy<Value = HoldOutcome> {
         Just(HoldOutcome::Ended),
         settled().prop_map(Box::new).prop_map(HoldOutcome::Settled),
         own_limit_outcome().prop_map(Box::new).prop_map(HoldOutcome::OwnLimit),
+        slot_own_limits().prop_map(Box::new).prop_map(HoldOutcome::OwnLimits),
     ]
 }
 
@@ -291,13 +292,25 @@ prop_compose! {
             OwnLimitRefusal::NoMemory,
             OwnLimitRefusal::NotBackedUp,
         ])),
-        state in prop::option::of((own_limit_change(), number())),
+        state in prop::option::of(own_limit_state()),
     ) -> OwnLimitOutcome {
-        let state = state.map(|(change, version)| {
-            let OwnLimitChange { terms, expires_after, record, replaces: _ } = change;
-            OwnLimitState { terms, version, expires_after, record }
-        });
         OwnLimitOutcome { refusal, state }
+    }
+}
+
+prop_compose! {
+    fn own_limit_state()(change in own_limit_change(), version in number()) -> OwnLimitState {
+        let OwnLimitChange { terms, expires_after, record, replaces: _ } = change;
+        OwnLimitState { terms, version, expires_after, record }
+    }
+}
+
+prop_compose! {
+    fn slot_own_limits()(
+        limits in prop::collection::vec((key(), own_limit_state()), 0..3),
+        has_more: bool,
+    ) -> SlotOwnLimits {
+        SlotOwnLimits { limits: limits.into(), has_more }
     }
 }
 
@@ -331,6 +344,7 @@ fn counter_operation() -> BoxedStrategy<CounterOperation> {
         }),
         (hold_id(), number()).prop_map(|(id, attempt)| CounterOperation::Withdraw { id, attempt }),
         own_limit_change().prop_map(Box::new).prop_map(CounterOperation::SetOwnLimit),
+        prop::option::of(key()).prop_map(CounterOperation::ListOwnLimits),
     ]
     .boxed()
 }

@@ -105,6 +105,15 @@ const CHECKS: &[MetricCheck] = &[
         "raise store.memory_limit, or shorten the windows of rules on keys that callers choose freely; store.on_full says whether such requests pass",
     ),
     metric(
+        "TollgateOwnLimitsRefused",
+        Warning,
+        "own_limits_refused",
+        ("tollgate_own_limit_changes_total", &["result=\"no_memory\""]),
+        Grew(5),
+        "{} limits of their own found no memory in the last 5 minutes",
+        "raise store.memory_limit, of which limits of their own take an eighth, or clear those that are not needed",
+    ),
+    metric(
         "TollgateClockStepped",
         Warning,
         "clock_stepped",

@@ -266,3 +266,36 @@ fn limit_of_a_request_decides_in_place_of_own_limit() {
         assert_eq!(set(&memory), set(&model));
     }
 }
+
+#[test]
+fn own_limits_of_slots_are_listed_in_parts_without_those_of_others() {
+    let rule = &every_limit(20, SECOND)[0];
+    let memory = Memory::new(BYTES, OnFull::Deny).with_slots(2);
+    let mut keys: Vec<_> = (0..100).map(|number: u32| key(&number.to_string())).collect();
+    for name in &keys {
+        let CounterOperation::SetOwnLimit(mut change) = own(rule, None) else { unreachable!() };
+        change.record = vec![b'x'; 1_024].into();
+        memory.operate(*name, rule, &CounterOperation::SetOwnLimit(change), NOW).unwrap();
+    }
+    let mut listed = Vec::new();
+    for slot in memory.each_slot() {
+        let mut after = None;
+        loop {
+            let list = CounterOperation::ListOwnLimits(after);
+            let outcome = memory.operate(slot.key(2, 0), rule, &list, NOW).unwrap();
+            let HoldOutcome::OwnLimits(part) = outcome.hold else { panic!("{outcome:?}") };
+            assert!((1..=17).contains(&part.limits.len()), "{}", part.limits.len());
+            assert!(part.limits.iter().all(|(key, _)| memory.slot(*key) == slot));
+            listed.extend(part.limits.iter().map(|(key, _)| *key));
+            after = listed.last().copied();
+            if !part.has_more {
+                break;
+            }
+        }
+    }
+    keys.sort_unstable();
+    assert_eq!(listed, keys);
+    let list = CounterOperation::ListOwnLimits(None);
+    let not_owned = Memory::new(BYTES, OnFull::Deny).with_slots(2).shared();
+    assert!(not_owned.operate(keys[0], rule, &list, NOW).is_err());
+}

@@ -2,14 +2,16 @@
 
 use std::borrow::Cow;
 
-use csv_core::{ReadRecordResult, Reader};
 use serde_json::Value as Json;
 use tollgate_counter::{descriptor, named};
 use tollgate_wire::descriptor_template::Fields;
 
-use crate::simulate::{
-    event::Event,
-    input::{combined::CombinedLine, envoy::AccessLine, instant},
+use crate::{
+    columns::Columns,
+    simulate::{
+        event::Event,
+        input::{combined::CombinedLine, envoy::AccessLine, instant},
+    },
 };
 
 named! {
@@ -47,16 +49,6 @@ pub(super) enum Record<'l> {
     Combined(CombinedLine<'l>),
 }
 
-/// The columns of a CSV file, and the values of one line.
-#[derive(Debug, Default)]
-pub(in crate::simulate) struct Columns {
-    // `None` until the header is read.
-    names: Option<Vec<String>>,
-    text: Vec<u8>,
-    // The end of each value.
-    ends: Vec<usize>,
-}
-
 impl RecordFormat {
     /// The format with this name; columns have these names, or those of the first line.
     pub(in crate::simulate) fn new(name: Option<FormatName>, columns: Option<Vec<String>>) -> Self {
@@ -65,7 +57,7 @@ impl RecordFormat {
             Some(FormatName::Json) => Self::Json,
             Some(FormatName::Envoy) => Self::Envoy,
             Some(FormatName::Combined) => Self::Combined,
-            None | Some(FormatName::Csv) => Self::Csv(Columns { names: columns, ..Columns::default() }),
+            None | Some(FormatName::Csv) => Self::Csv(Columns::new(columns)),
         }
     }
 
@@ -92,51 +84,6 @@ impl RecordFormat {
             }
             Self::Unknown => Err("the format is unknown".to_owned()),
         }
-    }
-}
-
-impl Columns {
-    /// Reads a line; `false` for the header.
-    fn read(&mut self, line: &str) -> Result<bool, String> {
-        // A value has at most as many bytes as the line, and values are separated by a byte each.
-        self.text.resize(line.len() + 1, 0);
-        self.ends.resize(line.len() + 2, 0);
-        let mut reader = Reader::new();
-        let (result, used, _, values) = reader.read_record(line.as_bytes(), &mut self.text, &mut self.ends);
-        let values = match result {
-            ReadRecordResult::Record => values,
-            // The end of the line is the end of the record, unless a quote is open.
-            ReadRecordResult::InputEmpty if used == line.len() => {
-                let text_used = self.ends[..values].last().copied().unwrap_or_default();
-                let quotes = line.bytes().filter(|byte| *byte == b'"').count();
-                if quotes % 2 == 1 {
-                    return Err("a quote is not closed in its line".to_owned());
-                }
-                let (_, _, _, last) =
-                    reader.read_record(&[], &mut self.text[text_used..], &mut self.ends[values..]);
-                values + last
-            }
-            ReadRecordResult::InputEmpty
-            | ReadRecordResult::OutputFull
-            | ReadRecordResult::OutputEndsFull
-            | ReadRecordResult::End => return Err("the line is not CSV".to_owned()),
-        };
-        self.ends.truncate(values);
-        match &self.names {
-            None => {
-                self.names = Some((0..values).map(|index| self.value(index).trim().to_owned()).collect());
-                Ok(false)
-            }
-            Some(names) if names.len() == values => Ok(true),
-            Some(names) => {
-                Err(format!("another number of columns than the header: {values}, not {}", names.len()))
-            }
-        }
-    }
-
-    fn value(&self, index: usize) -> &str {
-        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
-        std::str::from_utf8(&self.text[start..self.ends[index]]).unwrap_or_default()
     }
 }
 
@@ -229,11 +176,7 @@ impl Fields for Record<'_> {
             }),
             Self::Envoy(line) => line.get(name),
             Self::Combined(line) => line.get(name),
-            Self::Columns(columns) => {
-                let index = columns.names.as_ref()?.iter().position(|column| column == name)?;
-                let value = columns.value(index);
-                (!value.is_empty()).then_some(Cow::Borrowed(value.as_bytes()))
-            }
+            Self::Columns(columns) => columns.get(name).map(|value| Cow::Borrowed(value.as_bytes())),
         }
     }
 }

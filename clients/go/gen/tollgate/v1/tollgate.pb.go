@@ -2362,7 +2362,7 @@ type ListLimitsRequest struct {
 	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
 	// The entries with which the listed descriptors begin.
 	Prefix []*Entry `protobuf:"bytes,2,rep,name=prefix,proto3" json:"prefix,omitempty"`
-	// At most 1000; 0 means 100.
+	// At most 1000; 0 means 100. Over Redis a page may have a few more.
 	PageSize uint32 `protobuf:"varint,3,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
 	// That of the answer before; empty for the first page.
 	PageToken     string `protobuf:"bytes,4,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`

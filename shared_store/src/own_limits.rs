@@ -1,0 +1,147 @@
+//! Lists limits of their own: a script on each server looks for them in the values of counters.
+
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use redis::{
+    Cmd, ErrorKind, RedisError, RedisResult, Script, Value,
+    cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr},
+    cmd,
+};
+use tollgate_counter::time::Timestamp;
+use tollgate_store::{OWN_LIMIT_TAG, OwnLimitPage, OwnLimitPosition, read_own_limit};
+use tracing::warn;
+
+use crate::{StoreParts, connection::StoreConnection, failure::within, value::VERSION};
+
+/// Takes a step of a scan, and returns the cursor after it and the limits of their own in the values that it finds. The
+/// arguments are the cursor, the pattern of names, about how many names are looked at, the version of values, and the tag
+/// of limits of their own. A value is a version and records: a tag, a length of 7 bits in each byte, and fields.
+const SOURCE: &str = r"
+local found = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])
+local version, own = tonumber(ARGV[4]), tonumber(ARGV[5])
+local reply = {found[1]}
+for _, name in ipairs(found[2]) do
+  local value = redis.pcall('GET', name)
+  if type(value) ~= 'string' then value = '' end
+  local at = 1
+  if string.byte(value) == 2 and #value > 17 then at = 18 end
+  if string.byte(value, at) == version then
+    at = at + 1
+    while at <= #value do
+      local tag, length, factor = string.byte(value, at), 0, 1
+      repeat
+        at = at + 1
+        local byte = string.byte(value, at) or 0
+        length, factor = length + byte % 128 * factor, factor * 128
+      until byte < 128
+      if tag == own then reply[#reply + 1] = string.sub(value, at + 1, at + length) end
+      at = at + length + 1
+    end
+  end
+end
+return reply
+";
+
+static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
+
+impl StoreParts {
+    /// The limits of their own that one step of a scan of about `most` counters finds.
+    pub(super) async fn own_limits(
+        &self,
+        after: Option<OwnLimitPosition>,
+        most: usize,
+    ) -> Option<OwnLimitPage> {
+        let (server, cursor) = after.map_or((0, 0), OwnLimitPosition::server_and_cursor);
+        let (mut connection, _) = self.lanes.links[0].connection(self.settings.timeout).await?;
+        let listed = within(self.settings.timeout, async {
+            let step = self.step(cursor, most);
+            let found = connection.call_at(server, (SCRIPT.get_hash(), SOURCE), step).await?;
+            let (cursor, records) = read(found).ok_or_else(unexpected)?;
+            let next = match cursor {
+                0 => connection.server_after(server).await?.map(|server| (server, 0)),
+                cursor => Some((server, cursor)),
+            };
+            Ok((next, records))
+        });
+        let (next, records) =
+            listed.await.inspect_err(|error| warn!(%error, "cannot list limits of their own")).ok()?;
+        let now: Timestamp = self.clocks.now()?.server.now;
+        Some(OwnLimitPage {
+            limits: records.iter().filter_map(|fields| read_own_limit(fields, now)).collect(),
+            next: next.map(|(server, cursor)| OwnLimitPosition::at_cursor(server, cursor)),
+        })
+    }
+
+    /// The call of the script, by its hash or its source.
+    fn step(&self, cursor: u64, most: usize) -> impl Fn(&str, &str) -> Cmd {
+        let names = self.settings.names();
+        move |command, script| {
+            let mut call = cmd(command);
+            call.arg(script).arg(0).arg(cursor).arg(&names).arg(most).arg(VERSION).arg(OWN_LIMIT_TAG);
+            call
+        }
+    }
+}
+
+impl StoreConnection {
+    /// Calls a script at the server that has this hash slot.
+    async fn call_at(
+        &mut self,
+        slot: u16,
+        (hash, source): (&str, &str),
+        call: impl Fn(&str, &str) -> Cmd,
+    ) -> RedisResult<Value> {
+        let Self::Cluster(connection) = self else { return self.call((hash, source), call).await };
+        let server = || {
+            let route = Route::new(slot, SlotAddr::Master);
+            RoutingInfo::SingleNode(SingleNodeRoutingInfo::SpecificNode(route))
+        };
+        match connection.route_command(call("EVALSHA", hash), server()).await {
+            Err(error) if Self::is_unknown_script(&error) => {
+                connection.route_command(call("EVAL", source), server()).await
+            }
+            other => other,
+        }
+    }
+
+    /// The first hash slot of the server after that of `slot`, in the order of their first hash slots.
+    async fn server_after(&mut self, slot: u16) -> RedisResult<Option<u16>> {
+        let Self::Cluster(connection) = self else { return Ok(None) };
+        let random = RoutingInfo::SingleNode(SingleNodeRoutingInfo::RandomPrimary);
+        let mut slots = cmd("CLUSTER");
+        slots.arg("SLOTS");
+        let Value::Array(ranges) = connection.route_command(slots, random).await? else {
+            return Err(unexpected());
+        };
+        let mut firsts: BTreeMap<String, u16> = BTreeMap::new();
+        for range in ranges {
+            let (start, master) = start_and_master(range).ok_or_else(unexpected)?;
+            let first = firsts.entry(format!("{master:?}")).or_insert(start);
+            *first = start.min(*first);
+        }
+        Ok(firsts.into_values().filter(|first| slot < *first).min())
+    }
+}
+
+/// The start of a range of hash slots, and its master.
+fn start_and_master(range: Value) -> Option<(u16, Value)> {
+    let Value::Array(range) = range else { return None };
+    let mut parts = range.into_iter();
+    let Value::Int(start) = parts.next()? else { return None };
+    Some((u16::try_from(start).ok()?, parts.nth(1)?))
+}
+
+/// The cursor and the records of an answer of the script.
+fn read(value: Value) -> Option<(u64, Vec<Vec<u8>>)> {
+    let Value::Array(items) = value else { return None };
+    let mut items = items.into_iter().map(|item| match item {
+        Value::BulkString(bytes) => Some(bytes),
+        _ => None,
+    });
+    let cursor = str::from_utf8(&items.next()??).ok()?.parse().ok()?;
+    Some((cursor, items.collect::<Option<_>>()?))
+}
+
+fn unexpected() -> RedisError {
+    (ErrorKind::UnexpectedReturnType, "the answer is not one of this command").into()
+}

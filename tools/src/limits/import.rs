@@ -1,0 +1,166 @@
+//! `tollgate limits import`: all limits of a file are read, then checked by the server, and then set, in batches.
+
+use std::{
+    fs,
+    io::{IsTerminal as _, stderr},
+};
+
+use clap::ArgMatches;
+use serde_json::{Value, json};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tollgate_counter::printable;
+
+use crate::{
+    admin_client::{self, AdminCall},
+    command::block_on,
+    limits::rows::RowReader,
+};
+
+/// The most limits of a call.
+const BATCH: usize = 1_000;
+/// The most bytes of their lines, unless one has more.
+const BATCH_BYTES: usize = 2 * 1024 * 1024;
+/// The code of a limit that is not set because another one is invalid.
+const ABORTED: u64 = 10;
+
+/// A file of limits.
+struct ImportFile<'t> {
+    path: &'t str,
+    reader: RowReader,
+    // The lines with a limit, with their numbers.
+    rows: Vec<(usize, &'t str)>,
+}
+
+/// What is done with all limits of a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Check,
+    Set,
+}
+
+/// Imports the file of the arguments.
+pub(super) fn run(matches: &ArgMatches) -> Result<String, String> {
+    let path = matches.get_one::<String>("file").map(String::as_str).unwrap_or_default();
+    let text = fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+    let mut file = ImportFile::read(path, &text)?;
+    let limits = file.rows.len();
+    block_on(async {
+        file.pass(matches, Pass::Check).await?;
+        if matches.get_flag("dry-run") {
+            return Ok(format!("{limits} limits of {path} are valid; nothing is set"));
+        }
+        file.pass(matches, Pass::Set).await?;
+        Ok(format!("{limits} limits are set"))
+    })
+}
+
+impl<'t> ImportFile<'t> {
+    /// Reads all lines. They are read again for each pass, because they take less memory than what they mean.
+    fn read(path: &'t str, text: &'t str) -> Result<Self, String> {
+        let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()).peekable();
+        let mut reader = RowReader::new(lines.peek().map_or("{", |(_, line)| line));
+        let mut rows = Vec::new();
+        for (number, line) in lines {
+            let limit = reader.read(line).map_err(|error| format!("{path}:{number}: {error}"))?;
+            rows.extend(limit.map(|_| (number, line)));
+        }
+        Ok(Self { path, reader, rows })
+    }
+
+    /// Checks or sets all limits, and shows on a terminal how far it is.
+    async fn pass(&mut self, matches: &ArgMatches, pass: Pass) -> Result<(), String> {
+        let shows_progress = stderr().is_terminal();
+        let mut interrupts = Interrupts::new()?;
+        let all = self.rows.len();
+        let mut done = 0;
+        while done < all {
+            let end = self.end_of_batch(done);
+            let set = tokio::select! {
+                set = self.batch(matches, pass, done..end) => set,
+                () = interrupts.next() => Err("interrupted".to_owned()),
+            };
+            if shows_progress && (set.is_err() || end == all) {
+                eprint!("\r\x1b[2K");
+            }
+            set.map_err(|why| self.failed(pass, done..end, &why))?;
+            done = end;
+            if shows_progress && done < all {
+                let verb = if pass == Pass::Set { "set" } else { "checked" };
+                // Return to the beginning of the line and clear it.
+                eprint!("\r\x1b[2K{done} of {all} limits are {verb}, {} %", done * 100 / all);
+            }
+        }
+        Ok(())
+    }
+
+    fn end_of_batch(&self, begin: usize) -> usize {
+        let mut bytes = 0;
+        let fits = |(_, line): &&(usize, &str)| {
+            let fits = bytes < BATCH_BYTES;
+            bytes += line.len();
+            fits
+        };
+        begin + self.rows[begin..].iter().take(BATCH).take_while(fits).count()
+    }
+
+    /// Checks or sets limits in one call. Each is set or none is, unless one cannot be reached or has no memory.
+    async fn batch(
+        &mut self,
+        matches: &ArgMatches,
+        pass: Pass,
+        rows: std::ops::Range<usize>,
+    ) -> Result<(), String> {
+        let rows = &self.rows[rows];
+        let read = rows.iter().filter_map(|(_, line)| self.reader.read(line).transpose());
+        let limits = read.map(|limit| Ok(json!({"limit": limit?}))).collect::<Result<Vec<_>, String>>()?;
+        let body = json!({"limits": limits, "dryRun": pass == Pass::Check}).to_string();
+        let call = AdminCall { method: "POST", path: "/v1/limits/set".to_owned(), body };
+        let answer = admin_client::answer(matches, &call).await?;
+        let results = answer["results"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let is_own = |result: &&Value| result["error"]["code"] != ABORTED;
+        let failed = || rows.iter().zip(results).filter(|(_, result)| result.get("error").is_some());
+        let worst = failed().find(|(_, result)| is_own(result)).or_else(|| failed().next());
+        match worst {
+            None => Ok(()),
+            Some(((number, _), result)) => {
+                Err(format!("{}:{number}: {}", self.path, error(result).unwrap_or_default()))
+            }
+        }
+    }
+
+    /// Why a batch was not checked or set, and what is set.
+    fn failed(&self, pass: Pass, rows: std::ops::Range<usize>, why: &str) -> String {
+        let line = |index: usize| self.rows[index].0;
+        match pass {
+            Pass::Check => format!("{why}; nothing is set"),
+            Pass::Set => format!(
+                "{why}; the lines before {} are set, those to {} may be, and no others; to go on, repeat the import",
+                line(rows.start),
+                line(rows.end - 1)
+            ),
+        }
+    }
+}
+
+/// Why a result has changed nothing.
+pub(super) fn error(result: &Value) -> Option<String> {
+    Some(printable::escaped(result.get("error")?["message"].as_str().unwrap_or("unknown error")))
+}
+
+/// The signals that end an import.
+struct Interrupts([Signal; 2]);
+
+impl Interrupts {
+    fn new() -> Result<Self, String> {
+        let received = |kind| signal(kind).map_err(|error| error.to_string());
+        Ok(Self([received(SignalKind::interrupt())?, received(SignalKind::terminate())?]))
+    }
+
+    async fn next(&mut self) {
+        let [interrupt, terminate] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    }
+}
