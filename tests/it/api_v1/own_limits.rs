@@ -534,7 +534,8 @@ async fn interrupted_import_says_up_to_which_line_limits_are_set() {
     assert_eq!(get(&service, &["0"]).await[0].limit, None, "one bad line sets nothing");
     fs::write(&path, format!("domain,descriptor,requests_per_unit\n{rows}")).unwrap();
     let importing = import();
-    until(async || get(&service, &["0"]).await[0].limit.clone()).await;
+    // One of the second batch.
+    until(async || get(&service, &["1500"]).await[0].limit.clone()).await;
     let process = importing.id().unwrap().to_string();
     assert!(Command::new("kill").args(["-INT", &process]).status().await.unwrap().success());
     let output = timeout(TIMEOUT, importing.wait_with_output()).await.unwrap().unwrap();
