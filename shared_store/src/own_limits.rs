@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use redis::{
     Cmd, ErrorKind, RedisError, RedisResult, Script, Value,
+    cluster_async::ClusterConnection,
     cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr},
     cmd,
 };
@@ -11,7 +12,9 @@ use tollgate_counter::time::Timestamp;
 use tollgate_store::{OWN_LIMIT_TAG, OwnLimitPage, OwnLimitPosition, read_own_limit};
 use tracing::warn;
 
-use crate::{StoreParts, connection::StoreConnection, failure::within, value::VERSION};
+use crate::{
+    StoreParts, connection::StoreConnection, failure::within, node::ServerConnection, value::VERSION,
+};
 
 /// Takes a step of a scan, and returns the cursor after it and the limits of their own in the values that it finds. The
 /// arguments are the cursor, the pattern of names, about how many names are looked at, the version of values, and the tag
@@ -92,13 +95,10 @@ impl StoreConnection {
         call: impl Fn(&str, &str) -> Cmd,
     ) -> RedisResult<Value> {
         let Self::Cluster(connection) = self else { return self.call((hash, source), call).await };
-        let server = || {
-            let route = Route::new(slot, SlotAddr::Master);
-            RoutingInfo::SingleNode(SingleNodeRoutingInfo::SpecificNode(route))
-        };
-        match connection.route_command(call("EVALSHA", hash), server()).await {
+        let server = SingleNodeRoutingInfo::SpecificNode(Route::new(slot, SlotAddr::Master));
+        match ask(connection, call("EVALSHA", hash), server.clone()).await {
             Err(error) if Self::is_unknown_script(&error) => {
-                connection.route_command(call("EVAL", source), server()).await
+                ask(connection, call("EVAL", source), server).await
             }
             other => other,
         }
@@ -107,12 +107,10 @@ impl StoreConnection {
     /// The first hash slot of the server after that of `slot`, in the order of their first hash slots.
     async fn server_after(&mut self, slot: u16) -> RedisResult<Option<u16>> {
         let Self::Cluster(connection) = self else { return Ok(None) };
-        let random = RoutingInfo::SingleNode(SingleNodeRoutingInfo::RandomPrimary);
         let mut slots = cmd("CLUSTER");
         slots.arg("SLOTS");
-        let Value::Array(ranges) = connection.route_command(slots, random).await? else {
-            return Err(unexpected());
-        };
+        let answer = ask(connection, slots, SingleNodeRoutingInfo::RandomPrimary).await?;
+        let Value::Array(ranges) = answer else { return Err(unexpected()) };
         let mut firsts: BTreeMap<String, u16> = BTreeMap::new();
         for range in ranges {
             let (start, master) = start_and_master(range).ok_or_else(unexpected)?;
@@ -121,6 +119,15 @@ impl StoreConnection {
         }
         Ok(firsts.into_values().filter(|first| slot < *first).min())
     }
+}
+
+/// The answer of one server of a cluster.
+async fn ask(
+    connection: &mut ClusterConnection<ServerConnection>,
+    command: Cmd,
+    server: SingleNodeRoutingInfo,
+) -> RedisResult<Value> {
+    connection.route_command(command, RoutingInfo::SingleNode(server)).await?.extract_error()
 }
 
 /// The start of a range of hash slots, and its master.
