@@ -180,7 +180,7 @@ impl Api {
             };
             let removed =
                 OwnLimitChange { terms: None, expires_after: None, record: Box::default(), replaces: None };
-            Ok(CheckedChange { counter, record, change: removed })
+            Ok::<_, LimitError>(CheckedChange { counter, record, change: removed })
         };
         match checked.await {
             Ok(checked) => self.change(view, checked).await,
