@@ -293,7 +293,7 @@ fn own_limits_of_slots_are_listed_in_parts_without_those_of_others() {
             }
         }
     }
-    keys.sort_unstable();
+    keys.sort_unstable_by_key(|key| (memory.slot(*key), *key));
     assert_eq!(listed, keys);
     let list = CounterOperation::ListOwnLimits(None);
     let not_owned = Memory::new(BYTES, OnFull::Deny).with_slots(2).shared();
