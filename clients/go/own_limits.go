@@ -73,8 +73,8 @@ func (c *Client) ClearLimits(ctx context.Context, domain string, keys ...Descrip
 }
 
 // ListLimits reads the limits of their own of a domain, of all domains if it is empty, whose keys begin with these
-// entries. It reads page by page, and ends after an error, which is one of those of [Client.SetLimits]. In a cluster each
-// replica lists those of the counters that it owns: make a client of the address of each.
+// entries. It reads page by page, and ends after an error, which is one of those of [Client.SetLimits]. In a cluster they are
+// those of all replicas.
 func (c *Client) ListLimits(ctx context.Context, domain string, prefix ...Entry) iter.Seq2[*pb.OwnLimit, error] {
 	return func(yield func(*pb.OwnLimit, error) bool) {
 		request := &pb.ListLimitsRequest{Domain: domain}

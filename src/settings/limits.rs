@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_at_a_url_need_a_template_and_take_the_settings_of_rules_urls() {
+    fn limits_at_a_url_need_a_template() {
         assert_eq!(problems(&flags(&[URL])), ["limits.source url needs limits.url, which is not set"]);
         let given = [URL, ("limits.url", "https://h/{domain}/{descriptor}"), ("rules.url.timeout", "1s")];
         let limits = load(&given).unwrap().limits.unwrap();

@@ -211,8 +211,7 @@ export class Client implements Checker {
 
   /**
    * The limits of their own of a domain, by default of all, whose keys begin with these entries, read page by page.
-   * In a cluster each replica lists those of the counters that it owns: make a client of the address of each. Errors are
-   * those of `setLimits`.
+   * In a cluster they are those of all replicas. Errors are those of `setLimits`.
    */
   async *listLimits(domain = "", prefix: Descriptor["entries"] = []): AsyncGenerator<OwnLimit, void, undefined> {
     const message = encodePrefix(domain, prefix);

@@ -82,7 +82,7 @@ impl Client {
     }
 
     /// The limits of their own of a domain, of all domains if it is empty, whose keys begin with these entries. In a
-    /// cluster each replica lists those of the counters that it owns: make a client of the address of each.
+    /// cluster they are those of all replicas.
     pub fn list_limits(&self, domain: &str, prefix: &[(&str, &str)]) -> OwnLimits {
         let prefix = Descriptor::new(prefix.iter().copied()).message(None).entries;
         let message = v1::ListLimitsRequest { domain: domain.to_owned(), prefix, ..Default::default() };

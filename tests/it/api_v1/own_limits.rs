@@ -444,7 +444,7 @@ async fn limit_in_a_request_decides_in_place_of_own_limit() {
 }
 
 #[tokio::test]
-async fn limit_in_a_request_to_another_replica_decides_in_place_of_own_limit() {
+async fn sent_limit_precedes_own_limit_at_another_replica() {
     let (_folder, file) = token();
     let secret = tempfile::tempdir().unwrap();
     let (first, second) = two_replicas(&secret, &file).await;

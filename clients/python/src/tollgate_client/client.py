@@ -182,8 +182,7 @@ class Client:
 
     async def list_limits(self, domain: str = "", prefix: Iterable[tuple[str, str]] = ()) -> AsyncIterator[v1.OwnLimit]:
         """The limits of their own of a domain, by default of all, whose keys begin with these entries, read page by
-        page. Raises as `set_limits` does. In a cluster each replica lists those of the counters that it owns: make a
-        client of the address of each."""
+        page. Raises as `set_limits` does. In a cluster they are those of all replicas."""
         message = wire.list_request_of(domain, prefix)
         while True:
             page = await self._call("ListLimits", message, metadata=self._authorization)

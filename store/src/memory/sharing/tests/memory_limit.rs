@@ -128,7 +128,7 @@ fn slot_with_few_counters_gets_memory_of_other_slots() {
 }
 
 #[test]
-fn arriving_usage_that_does_not_fit_is_cut_to_that_of_keys_that_refuse() {
+fn arriving_usage_that_does_not_fit_is_cut() {
     let ((rich, exhausted), middle, poor) = (crowded_slot(1_000), sharing(0..1), small(20_000));
     assert!(middle.add(Slot(0), rich.whole(Slot(0)).data.difference(&SlotData::default()), NOW));
     assert_eq!(middle.whole(Slot(0)).data.pending_len(), 1_001);

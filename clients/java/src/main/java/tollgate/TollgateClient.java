@@ -348,8 +348,8 @@ public final class TollgateClient implements AutoCloseable, Checker {
   /**
    * Reads the limits of their own of a domain, of all domains if it is empty, whose keys begin with these entries. The
    * first page is read at once, further ones as the stream goes on. Errors, also of the stream, are those of {@link
-   * #setLimits}; an interrupted thread is a {@link CancellationException} and stays interrupted. In a cluster each
-   * replica lists those of the counters that it owns: make a client of the address of each.
+   * #setLimits}; an interrupted thread is a {@link CancellationException} and stays interrupted. In a cluster they
+   * are those of all replicas.
    */
   public Stream<OwnLimit> listLimits(String domain, Entry... prefix) {
     ListLimitsRequest message = Codec.listOf(domain, List.of(prefix));
