@@ -16,6 +16,7 @@ use tollgate_store::{
 use crate::{
     clocks::Instants,
     script::{ClaimTerms, KeyGroup, KeyGroupReply, ValueChange},
+    stats::SharedStoreCounters,
     value::{Known, KnownValues, encode},
 };
 
@@ -56,26 +57,8 @@ pub(super) struct SettledBatch {
     pub(super) again: Vec<BatchPart>,
     /// Their groups have no reply.
     pub(super) failed: Vec<BatchPart>,
-    pub(super) stats: BatchStats,
-}
-
-/// Stats of a batch.
-#[derive(Debug, Default)]
-pub(super) struct BatchStats {
-    /// Groups that were decided on values which other replicas had changed.
-    pub(super) conflicts: u64,
-    /// Counters that were known and are gone from the store before they were idle.
-    pub(super) lost: u64,
-    /// Holds that have expired.
-    pub(super) expired: Expired,
-    /// Ids of holds that were forgotten because their counter had too many.
-    pub(super) ids_forgotten: usize,
-    /// Penalties that began.
-    pub(super) penalties: u64,
     /// Forgotten values, to be dropped without a lock.
     pub(super) forgotten: Vec<FxHashMap<Key, Known>>,
-    /// Whether the circuit breaker has opened.
-    pub(super) has_opened: bool,
 }
 
 impl StoreBatch {
@@ -194,19 +177,22 @@ impl StoreBatch {
         replies: Vec<KeyGroupReply>,
         known: &mut KnownValues,
         arrived: Timestamp,
+        counts: &SharedStoreCounters,
     ) -> SettledBatch {
         let mut settled = SettledBatch::default();
-        let mut stats = BatchStats::default();
         let mut replies = replies.into_iter();
         for PartGroup { entries, parts, .. } in self.groups {
             match replies.next() {
                 Some(KeyGroupReply::Applied) => {
                     for entry in entries {
-                        stats.expired += self.counters.entries[entry].state.expired;
-                        stats.ids_forgotten += self.counters.entries[entry].state.ids_forgotten;
-                        stats.penalties += self.counters.entries[entry].state.penalties;
-                        let now_known = self.counters.entries[entry].applied(arrived);
-                        stats.forgotten.extend(known.insert(self.counters.entries[entry].key, now_known));
+                        let entry = &mut self.counters.entries[entry];
+                        let EntryState { expired, ids_forgotten, penalties, .. } = &entry.state;
+                        counts.holds_released.add(expired.released as u64);
+                        counts.holds_charged.add(expired.charged as u64);
+                        counts.ids_forgotten.add(*ids_forgotten as u64);
+                        counts.penalties.add(*penalties);
+                        let now_known = entry.applied(arrived);
+                        settled.forgotten.extend(known.insert(entry.key, now_known));
                     }
                     settled.decided.extend(parts);
                 }
@@ -219,11 +205,11 @@ impl StoreBatch {
                             && !parts.is_empty()
                         {
                             was_guess = false;
-                            stats.lost += u64::from(value.is_empty());
+                            counts.lost.add(value.is_empty().into());
                         }
-                        stats.forgotten.extend(known.insert(*key, Known::read(value, arrived)));
+                        settled.forgotten.extend(known.insert(*key, Known::read(value, arrived)));
                     }
-                    stats.conflicts += u64::from(!was_guess);
+                    counts.conflicts.add((!was_guess).into());
                     settled.again.extend(parts.into_iter().map(|(part, _)| BatchPart {
                         conflicts: part.conflicts + u32::from(!was_guess),
                         ..part
@@ -234,7 +220,7 @@ impl StoreBatch {
             }
         }
         settled.again.append(&mut self.deferred);
-        SettledBatch { stats, ..settled }
+        settled
     }
 }
 
