@@ -24,7 +24,7 @@ mod tuning;
 mod wire;
 
 pub use link::{SeedFailures, SeedState};
-pub use member::MemberId;
+pub use member::{Departure, MemberId};
 pub use message::MemberState;
 pub use node::{ClusterView, MemberDeparture, MemberView};
 pub use protocol::VERSION as PROTOCOL_VERSION;

@@ -24,12 +24,12 @@ use tollgate_counter::{
 };
 
 use crate::{
-    MemberId, Trust,
+    Departure, MemberId, Trust,
     link::{
-        DisconnectReason, LinkHandler, LinkSettings,
+        LinkHandler, LinkSettings,
         connection::run_accepted,
         frame::{FrameCodec, LENGTH_BYTES, LinkFrame, PIECE_BYTES_MAX, Piece, frame_stream},
-        hub::{COMMANDS_MAX, Hub, HubState},
+        hub::{COMMANDS_MAX, Hub},
     },
     trust::Credentials,
 };
@@ -92,9 +92,10 @@ async fn run(bytes: &[u8]) -> Sent {
     let (commands, _commands) = mpsc::channel(COMMANDS_MAX);
     let address = "local:1".to_owned();
     let clock = Clock::manual(NOW);
-    let shared = HubState::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
+    let hub = Hub::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
     let handler = Arc::new(Batches::default());
-    let hub = Hub { shared: Arc::new(shared), handler: handler.clone() };
+    let listening: Arc<dyn LinkHandler> = handler.clone();
+    hub.handler.set(Arc::downgrade(&listening)).expect("the hub is new");
     let mut pieces = BTreeMap::new();
     let mut acknowledged = 0;
     for messages in connections(bytes) {
@@ -226,7 +227,7 @@ impl LinkHandler for Batches {
         Some(vec![length as u8; length].into())
     }
 
-    fn disconnected(&self, _peer: MemberId, _reason: DisconnectReason) {}
+    fn disconnected(&self, _peer: MemberId, _reason: Departure) {}
 }
 
 #[cfg(test)]

@@ -15,9 +15,9 @@ use futures_util::task::AtomicWaker;
 use tracing::{error, info};
 
 use crate::{
-    MemberId,
+    Departure, MemberId,
     link::{
-        DisconnectReason, LinkHandler,
+        LinkHandler,
         assembly::AssemblyBudget,
         frame::{LinkFrame, LinkHello},
         session::{HelloOutcome, LinkRole, Session, SessionError},
@@ -212,7 +212,7 @@ impl Peer {
     ) -> HelloOutcome {
         let mut state = self.state();
         if self.forgotten.load(Relaxed) {
-            self.end_locked(local, &mut state, DisconnectReason::Forgotten);
+            self.end_locked(local, &mut state, Departure::Forgotten);
         }
         if state.is_ended {
             return HelloOutcome::LocalLost;
@@ -232,7 +232,7 @@ impl Peer {
                 local.stats.pieces_resent.add(state.session.connect(hello));
                 self.replace_link(local, Some(link.clone()));
             }
-            HelloOutcome::LocalLost => self.end_locked(local, &mut state, DisconnectReason::Forgotten),
+            HelloOutcome::LocalLost => self.end_locked(local, &mut state, Departure::Forgotten),
             HelloOutcome::Invalid(error) => self.abort(local, &mut state, error),
             HelloOutcome::Refused(_) | HelloOutcome::RemoteLost => {}
         }
@@ -261,7 +261,7 @@ impl Peer {
             LinkFrame::Piece(piece) => session.receive(piece),
             LinkFrame::Heartbeat(received) => session.acknowledge(received).map(|()| None),
             LinkFrame::Goodbye => {
-                self.end_locked(local, &mut state, DisconnectReason::Dead);
+                self.end_locked(local, &mut state, Departure::Dead);
                 return ControlFlow::Break(());
             }
             LinkFrame::Refusal(_) => return ControlFlow::Break(()),
@@ -333,7 +333,7 @@ impl Peer {
     }
 
     /// Ends the session if it has not ended.
-    pub(super) fn end(&self, local: &LocalProcess, reason: DisconnectReason) {
+    pub(super) fn end(&self, local: &LocalProcess, reason: Departure) {
         self.end_locked(local, &mut self.state(), reason);
     }
 
@@ -341,7 +341,7 @@ impl Peer {
     pub(super) fn end_unless_connected(&self, local: &LocalProcess) {
         let mut state = self.state();
         if !self.is_connected() {
-            self.end_locked(local, &mut state, DisconnectReason::Dead);
+            self.end_locked(local, &mut state, Departure::Dead);
         }
     }
 
@@ -349,7 +349,7 @@ impl Peer {
     pub(super) fn end_unless_established(&self, local: &LocalProcess) {
         let mut state = self.state();
         if !state.session.is_established() {
-            self.end_locked(local, &mut state, DisconnectReason::Forgotten);
+            self.end_locked(local, &mut state, Departure::Forgotten);
         }
     }
 
@@ -373,7 +373,7 @@ impl Peer {
         }
     }
 
-    fn end_locked(&self, local: &LocalProcess, state: &mut PeerState, reason: DisconnectReason) {
+    fn end_locked(&self, local: &LocalProcess, state: &mut PeerState, reason: Departure) {
         if state.is_ended {
             return;
         }
@@ -390,7 +390,7 @@ impl Peer {
 
     fn abort(&self, local: &LocalProcess, state: &mut PeerState, error: SessionError) {
         error!(peer = %self.id, address = %self.address(), %error, "session aborted after a protocol error");
-        self.end_locked(local, state, DisconnectReason::Forgotten);
+        self.end_locked(local, state, Departure::Forgotten);
     }
 }
 
