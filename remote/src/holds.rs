@@ -171,16 +171,11 @@ pub fn refunded(outcomes: &[RemoteOutcome]) -> Result<Decisions, RemoteHoldError
 /// How the counters have settled, if all have answered.
 pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
     answered(outcomes)?;
-    let settled = |outcome: &RemoteOutcome| match &outcome.outcome.hold {
-        HoldOutcome::Settled(settled) => Ok(**settled),
-        HoldOutcome::Decided
-        | HoldOutcome::Exhausted
-        | HoldOutcome::Shown(_)
-        | HoldOutcome::Ended
-        | HoldOutcome::OwnLimit(_)
-        | HoldOutcome::OwnLimits(_) => Err(RemoteHoldError::OwnerUnreachable),
+    let settled = |outcome: &RemoteOutcome| {
+        let HoldOutcome::Settled(settled) = &outcome.outcome.hold else { return None };
+        Some(**settled)
     };
-    outcomes.iter().map(settled).collect()
+    outcomes.iter().map(settled).collect::<Option<_>>().ok_or(RemoteHoldError::OwnerUnreachable)
 }
 
 /// What the limits of their own display that have decided.
@@ -191,20 +186,11 @@ pub(super) fn own(outcomes: &[RemoteOutcome]) -> impl Iterator<Item = Option<u64
 /// The decisions of the counters, if all have answered.
 pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, RemoteHoldError> {
     for RemoteOutcome { outcome, decided_by } in outcomes {
-        match (decided_by, &outcome.hold) {
-            (
-                DecidedBy::Counter,
-                HoldOutcome::Decided
-                | HoldOutcome::Settled(_)
-                | HoldOutcome::Shown(_)
-                | HoldOutcome::Ended
-                | HoldOutcome::OwnLimit(_)
-                | HoldOutcome::OwnLimits(_),
-            ) => {}
-            (DecidedBy::Counter, HoldOutcome::Exhausted) => return Err(RemoteHoldError::Exhausted),
-            (DecidedBy::Lease | DecidedBy::Degraded | DecidedBy::Nothing, _) => {
-                return Err(RemoteHoldError::OwnerUnreachable);
-            }
+        if *decided_by != DecidedBy::Counter {
+            return Err(RemoteHoldError::OwnerUnreachable);
+        }
+        if outcome.hold == HoldOutcome::Exhausted {
+            return Err(RemoteHoldError::Exhausted);
         }
     }
     Ok(rounds::decisions(outcomes))

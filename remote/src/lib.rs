@@ -47,7 +47,7 @@ pub use submit::{LATE_MAX, Outcomes, OwnLimits, RemoteExtent, Submission, Submis
 #[derive(Clone, Debug)]
 pub struct Remote {
     submit: Arc<dyn Submit>,
-    bounds: Arc<OpenCheckBounds>,
+    bounds: OpenCheckBounds,
     // Whether the local share remembers limits of their own.
     remembers_own: Arc<AtomicBool>,
 }
@@ -55,7 +55,7 @@ pub struct Remote {
 impl Remote {
     /// Calls counters to which `submit` carries operations.
     pub fn new(submit: Arc<dyn Submit>) -> Self {
-        Self { submit, bounds: Arc::default(), remembers_own: Arc::default() }
+        Self { submit, bounds: OpenCheckBounds::default(), remembers_own: Arc::default() }
     }
 
     /// Which counters are elsewhere.

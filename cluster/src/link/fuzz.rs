@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -22,6 +22,7 @@ use tollgate_counter::{
     files::fuzz::temporary,
     time::{Clock, SECOND, Timestamp},
 };
+use tollgate_remote::lock;
 
 use crate::{
     Departure, MemberId, Trust,
@@ -205,7 +206,7 @@ struct BatchesState {
 
 impl Batches {
     fn state(&self) -> MutexGuard<'_, BatchesState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 

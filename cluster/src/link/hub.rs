@@ -2,12 +2,13 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak},
     time::Duration,
 };
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tollgate_counter::time::Clock;
+use tollgate_remote::lock;
 use tracing::debug;
 
 use crate::{
@@ -130,7 +131,7 @@ impl Hub {
     }
 
     pub(super) fn addresses(&self) -> MutexGuard<'_, Addresses> {
-        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.addresses)
     }
 
     /// The peer of this id, which is added if it is unknown; `None` if there are too many.

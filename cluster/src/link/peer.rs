@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     ops::ControlFlow,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::Waker,
@@ -12,6 +12,7 @@ use std::{
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use futures_util::task::AtomicWaker;
+use tollgate_remote::lock;
 use tracing::{error, info};
 
 use crate::{
@@ -114,7 +115,7 @@ impl LocalProcess {
 
     /// The peer of this id, which is added if it is unknown; `None` if there are too many.
     pub(super) fn get_or_add(&self, id: MemberId, handler: &Arc<dyn LinkHandler>) -> Option<Arc<Peer>> {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = lock(&self.sessions);
         let peers = self.peers.load();
         if let Some(peer) = peers.get(&id) {
             return Some(peer.clone());
@@ -138,12 +139,12 @@ impl LocalProcess {
 
     /// Drops all peers.
     pub(super) fn clear(&self) {
-        let _sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let _sessions = lock(&self.sessions);
         self.peers.store(Arc::default());
     }
 
     fn remove(&self, id: MemberId) {
-        let _sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let _sessions = lock(&self.sessions);
         let mut peers = HashMap::clone(&self.peers.load());
         peers.remove(&id);
         self.peers.store(Arc::new(peers));
@@ -354,7 +355,7 @@ impl Peer {
     }
 
     fn state(&self) -> MutexGuard<'_, PeerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn is_link(&self, link: &Arc<ActiveLink>) -> bool {

@@ -3,7 +3,7 @@
 use std::{
     net::SocketAddr,
     pin::pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -14,6 +14,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tollgate_counter::time::Stopwatch;
+use tollgate_remote::lock;
 use tracing::{info, warn};
 
 use crate::link::{addresses::DialResult, hub::Hub};
@@ -38,12 +39,12 @@ pub(super) async fn watch(hub: Arc<Hub>) {
         let state = summary(all, since.elapsed());
         hub.seeds.send_if_modified(|former| std::mem::replace(former, state) != state);
     };
-    publish(&all.lock().unwrap_or_else(PoisonError::into_inner));
+    publish(&lock(&all));
     let seeds = hub.settings.seeds.iter().enumerate();
     join_all(seeds.map(|(index, seed)| {
         let (hub, all, publish) = (&hub, &all, &publish);
         watch_one(hub, seed, move |found| {
-            let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = lock(&all);
             all[index] = found;
             publish(&all);
         })
