@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use layout::{ApproxNumber, Large, MILLISECOND, Millis, PackedPenalized, UsedShare};
+use layout::{ApproxNumber, Large, PackedPenalized, UsedShare};
 use pack::{Pack, pack, unpack, window_nanos};
 
 use crate::{
@@ -18,7 +18,7 @@ mod layout;
 mod pack;
 
 pub use codec::Decoded;
-pub use codec::{Age, NUMBER_BYTES_MAX, number_bytes, put};
+pub use codec::{Age, DecodeClock, NUMBER_BYTES_MAX, number_bytes, put};
 pub use layout::PackedCounter;
 
 /// The instant of an operation.
@@ -346,30 +346,6 @@ impl PackedCounter {
             Self::Large(large) => size_of::<Large>() + large.counter.heap_bytes(),
             Self::Penalized(penalized) => size_of::<PackedPenalized>() + penalized.counter.heap_bytes(),
         }
-    }
-
-    /// The counter with all instants `back` nanoseconds earlier.
-    pub fn shifted_back(mut self, back: u64) -> Self {
-        match &mut self {
-            Self::Window { end: instant, .. }
-            | Self::Debt { paid_at: instant, .. }
-            | Self::Step { full_at: instant, .. } => *instant = instant.minus(back),
-            Self::Sliding { until, .. } => {
-                // Whole milliseconds stay whole and in range.
-                *until = Millis::from_instant(until.timestamp().minus(back / MILLISECOND * MILLISECOND))
-                    .unwrap_or(*until);
-            }
-            Self::Large(large) => {
-                large.idle_at = large.idle_at.minus(back);
-                large.counter.shift_back(back);
-            }
-            Self::Penalized(penalized) => {
-                let PackedPenalized { counter, record } = &mut **penalized;
-                *counter = mem::replace(counter, Self::TAKEN).shifted_back(back);
-                *record = record.shifted_back(back);
-            }
-        }
-        self
     }
 }
 

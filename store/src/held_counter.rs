@@ -318,9 +318,10 @@ impl HeldCounter {
             let Some((tag, fields, rest)) = tagged(bytes) else { return Decoded::Malformed };
             bytes = rest;
             // Ages since the epoch are absolute instants.
+            let clock = Timestamp::EPOCH.into();
             let decoded = match tag {
-                SIDE_DATA_MIN.. => side_data.read(tag, fields, Timestamp::EPOCH),
-                _ => PackedCounter::read(tag, fields, Timestamp::EPOCH)
+                SIDE_DATA_MIN.. => side_data.read(tag, fields, clock),
+                _ => PackedCounter::read(tag, fields, clock)
                     .map(|packed| counter.packed = Some(packed)),
             };
             match decoded {

@@ -345,19 +345,19 @@ impl Holds {
         }
     }
 
-    /// The holds with all instants `back` nanoseconds earlier.
-    pub(super) fn shifted_back(self, back: u64) -> Self {
-        self.moved(|instant| instant.minus(back), |position| position.shifted_back(back))
-    }
-
-    /// The holds with other instants.
+    /// The holds with other instants, and other ends of their windows.
     fn moved(
         mut self,
         instant: impl Fn(Timestamp) -> Timestamp,
-        position: impl Fn(ChargePosition) -> ChargePosition,
+        window_end: impl Fn(Timestamp) -> Timestamp,
     ) -> Self {
         for hold in &mut self.each {
-            (hold.expires_at, hold.held.position) = (instant(hold.expires_at), position(hold.held.position));
+            hold.expires_at = instant(hold.expires_at);
+            match &mut hold.held.position {
+                ChargePosition::Sum => {}
+                ChargePosition::Window(end) => *end = window_end(*end),
+                ChargePosition::Instant(at) => *at = instant(*at),
+            }
         }
         for ended in self.ended.values_mut() {
             ended.forgotten_at = instant(ended.forgotten_at);

@@ -22,9 +22,4 @@ impl Lead {
         let is_given_up = matches!(comparison.long_step(), Some(ClockStep::Back(_)));
         is_given_up.then(|| Self { at: comparison.wall(), until: comparison.shown() })
     }
-
-    /// The lead for a clock that shows `back` nanoseconds less.
-    pub(super) fn shifted_back(self, back: u64) -> Self {
-        Self { at: self.at.minus(back), until: self.until.minus(back) }
-    }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tollgate_counter::{
     algorithm::{Counter, Granted, HitRate, Limit},
     descriptor::Key,
-    packed_counter::{Now, PackedCounter},
+    packed_counter::{DecodeClock, Now, PackedCounter},
     time::Timestamp,
 };
 
@@ -39,10 +39,10 @@ pub struct EncodedSlot {
 }
 
 impl EncodedSlot {
-    /// Decodes the data, which was encoded at `now`.
-    pub fn decode(self, now: Timestamp) -> Result<StoredSlot, SlotDecodeError> {
+    /// Decodes the data by this clock.
+    pub fn decode(self, clock: impl Into<DecodeClock>) -> Result<StoredSlot, SlotDecodeError> {
         let Self { slot, epoch, seq, bytes } = self;
-        Ok(StoredSlot { slot, epoch, seq, data: SlotData::decode(&bytes, now)? })
+        Ok(StoredSlot { slot, epoch, seq, data: SlotData::decode(&bytes, clock)? })
     }
 }
 

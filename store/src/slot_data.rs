@@ -340,19 +340,6 @@ impl SlotData {
         self
     }
 
-    /// The data with all instants `back` nanoseconds earlier.
-    pub fn shifted_back(mut self, back: u64) -> Self {
-        if back == 0 {
-            return self;
-        }
-        let earlier = |packed: PackedCounter| packed.shifted_back(back);
-        self.counters = self.counters.into_iter().map(|(key, packed)| (key, earlier(packed))).collect();
-        let shift = |side_data: Box<SideData>| Box::new(side_data.shifted_back(back));
-        self.side_data = self.side_data.into_iter().map(|(key, side_data)| (key, shift(side_data))).collect();
-        self.lead = self.lead.map(|lead| lead.shifted_back(back));
-        self
-    }
-
     /// The counters and the side data by key.
     pub(super) fn into_counters(self) -> (ByKey<PackedCounter>, ByKey<Box<SideData>>) {
         (self.counters, self.side_data)

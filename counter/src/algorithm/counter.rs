@@ -106,21 +106,6 @@ impl Counter {
             Self::Window(_) | Self::Sliding(_) | Self::Debt(_) | Self::Step(_) => {}
         }
     }
-
-    /// Moves all instants back by `back` nanoseconds, for a clock that shows that much less.
-    pub(crate) fn shift_back(&mut self, back: u64) {
-        match self {
-            Self::Window(counter) => counter.end = counter.end.minus(back),
-            Self::Sliding(counter) => counter.end = counter.end.minus(back),
-            Self::Log(counter) => counter.shift_back(back),
-            Self::Debt(counter) => counter.paid_at = counter.paid_at.minus(back),
-            Self::Step(counter) => counter.full_at = counter.full_at.minus(back),
-            Self::Penalized(penalized) => {
-                penalized.counter.shift_back(back);
-                penalized.record = penalized.record.shifted_back(back);
-            }
-        }
-    }
 }
 
 /// The record of refusals.

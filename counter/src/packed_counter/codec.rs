@@ -1,7 +1,7 @@
 //! The wire format of packed counters: a tag for the kind, then its fields.
 //!
 //! Debts and logs are sent as ages, because the clock of the other replica may differ. Windows keep their absolute
-//! times.
+//! times: see [`DecodeClock`].
 
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -143,67 +143,68 @@ impl PackedCounter {
     }
 
     /// Decodes the fields of a tag.
-    pub fn read(tag: u8, bytes: &[u8], now: Timestamp) -> Decoded {
+    pub fn read(tag: u8, bytes: &[u8], clock: DecodeClock) -> Decoded {
         let packed = match tag {
-            WINDOW => take(bytes).map(|(used, count, end)| Self::Window { used, count, end }),
+            WINDOW => take(bytes).map(|(used, count, end)| {
+                let end = clock.window_end(end);
+                Self::Window { used, count, end }
+            }),
             SLIDING => take(bytes).map(|(used, until, previous, current)| {
-                let until: Timestamp = until;
+                let until = clock.window_end(until);
                 let whole = until.minus(until.as_nanos() % MILLISECOND);
                 // A whole number of milliseconds, so it fits.
                 let until = Millis::from_instant(whole).unwrap_or(Millis([0; 3]));
                 Self::Sliding { used, until, previous, current }
             }),
-            DEBT => take(bytes).map(|(passing_debt_max, rest, age): (_, _, Age)| {
-                let paid_at = age.instant(now);
+            DEBT => take(bytes).map(|(passing_debt_max, rest, age)| {
+                let paid_at = clock.instant(age);
                 Self::Debt { passing_debt_max, rest, paid_at }
             }),
-            STEP => take(bytes).map(|(passing_debt_max, spare, age): (_, _, Age)| {
-                let full_at = age.instant(now);
+            STEP => take(bytes).map(|(passing_debt_max, spare, age)| {
+                let full_at = clock.instant(age);
                 Self::Step { passing_debt_max, spare, full_at }
             }),
             LARGE_WINDOW => take(bytes).map(|(used, idle_at, end, count)| {
-                Self::large(used, idle_at, Counter::Window(WindowCounter { end, count }))
+                let counter = WindowCounter { end: clock.window_end(end), count };
+                Self::large(used, clock.window_end(idle_at), Counter::Window(counter))
             }),
             LARGE_SLIDING => take(bytes).map(|(used, idle_at, end, previous, current)| {
-                let counter = SlidingCounter { end, previous, current };
-                Self::large(used, idle_at, Counter::Sliding(counter))
+                let counter = SlidingCounter { end: clock.window_end(end), previous, current };
+                Self::large(used, clock.window_end(idle_at), Counter::Sliding(counter))
             }),
-            LARGE_DEBT => take(bytes).map(|(used, idle_at, paid_at, rest): (_, Age, Age, _)| {
-                let counter = DebtCounter { paid_at: paid_at.instant(now), rest };
-                Self::large(used, idle_at.instant(now), Counter::Debt(counter))
+            LARGE_DEBT => take(bytes).map(|(used, idle_at, paid_at, rest)| {
+                let counter = DebtCounter { paid_at: clock.instant(paid_at), rest };
+                Self::large(used, clock.instant(idle_at), Counter::Debt(counter))
             }),
-            LARGE_STEP => take(bytes).map(|(used, idle_at, full_at, spare): (_, Age, Age, _)| {
-                let counter = StepCounter { full_at: full_at.instant(now), spare };
-                Self::large(used, idle_at.instant(now), Counter::Step(counter))
+            LARGE_STEP => take(bytes).map(|(used, idle_at, full_at, spare)| {
+                let counter = StepCounter { full_at: clock.instant(full_at), spare };
+                Self::large(used, clock.instant(idle_at), Counter::Step(counter))
             }),
             LOG => take(bytes).and_then(|(used, idle_at, entries): (_, _, Vec<_>)| {
-                Self::from_log(used, idle_at, &entries, None, now)
+                Self::from_log(used, idle_at, &entries, None, clock)
             }),
             CHANGED_LOG => take(bytes).and_then(|(used, idle_at, entries, changes): (_, _, Vec<_>, _)| {
-                Self::from_log(used, idle_at, &entries, Some(changes), now)
+                Self::from_log(used, idle_at, &entries, Some(changes), clock)
             }),
-            PENALIZED => return Self::read_penalized(bytes, now),
+            PENALIZED => return Self::read_penalized(bytes, clock),
             _ => return Decoded::Unknown,
         };
         packed.map_or(Decoded::Malformed, Decoded::Known)
     }
 
-    fn read_penalized(bytes: &[u8], now: Timestamp) -> Decoded {
+    fn read_penalized(bytes: &[u8], clock: DecodeClock) -> Decoded {
         type Fields = (u32, bool, u32, Age, Age, u8);
         let Ok(((refusals, has_passed, penalties, until, forgotten_at, tag), fields)) =
             postcard::take_from_bytes::<Fields>(bytes)
         else {
             return Decoded::Malformed;
         };
-        let until = until.instant(now);
-        let forgotten_at = forgotten_at.instant(now).max(until);
+        let until = clock.instant(until);
+        let forgotten_at = clock.instant(forgotten_at).max(until);
         let record = PenaltyRecord { refusals, has_passed, penalties, until, forgotten_at };
         match tag {
             PENALIZED => Decoded::Malformed,
-            _ => match Self::read(tag, fields, now) {
-                Decoded::Known(counter) => Decoded::Known(Self::penalized(counter, record)),
-                other => other,
-            },
+            _ => Self::read(tag, fields, clock).map(|counter| Self::penalized(counter, record)),
         }
     }
 
@@ -212,23 +213,53 @@ impl PackedCounter {
         idle_at: Age,
         entries: &[(Age, u64)],
         changes: Option<SentLogChanges>,
-        now: Timestamp,
+        clock: DecodeClock,
     ) -> Option<Self> {
         if entries.len() > LOG_ENTRIES_MAX {
             return None;
         }
-        let hits = entries.iter().map(|(age, hits)| (age.instant(now), *hits));
+        let hits = entries.iter().map(|(age, hits)| (clock.instant(*age), *hits));
         let log = match changes {
             None => LogCounter::from_hits(hits),
             Some(changes) => LogCounter::from_changes(changes, hits),
         };
-        Some(Self::large(used, idle_at.instant(now), Counter::Log(log)))
+        Some(Self::large(used, clock.instant(idle_at), Counter::Log(log)))
     }
 }
 
 /// An instant relative to now, in nanoseconds, within 292 years.
 #[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
 pub struct Age(i64);
+
+/// The clock by which encoded instants are read.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeClock {
+    /// The instant to which ages are relative.
+    pub now: Timestamp,
+    /// How far the clock is behind the one that wrote the times of windows, in nanoseconds: they are moved back by that,
+    /// so that no key is locked out.
+    pub behind: u64,
+}
+
+/// A clock that shows the same time as the one that wrote the windows, or nearly.
+impl From<Timestamp> for DecodeClock {
+    fn from(now: Timestamp) -> Self {
+        Self { now, behind: 0 }
+    }
+}
+
+impl DecodeClock {
+    /// The instant of this age.
+    pub fn instant(self, Age(age): Age) -> Timestamp {
+        let distance = age.unsigned_abs();
+        if age < 0 { self.now.minus(distance) } else { self.now.plus(distance) }
+    }
+
+    /// The end of a window that ends at `end` by the clock that wrote it. Whole milliseconds stay whole.
+    pub fn window_end(self, end: Timestamp) -> Timestamp {
+        end.minus(self.behind / MILLISECOND * MILLISECOND)
+    }
+}
 
 impl Age {
     /// The distance of `instant` from `now`; negative if it is earlier.
@@ -245,12 +276,6 @@ impl Age {
     /// Reads what [`Age::to_bits`] returned.
     pub fn from_bits(bits: u64) -> Self {
         Self(bits.cast_signed())
-    }
-
-    /// The instant at this distance from `now`.
-    pub fn instant(self, now: Timestamp) -> Timestamp {
-        let distance = self.0.unsigned_abs();
-        if self.0 < 0 { now.minus(distance) } else { now.plus(distance) }
     }
 }
 

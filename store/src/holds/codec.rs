@@ -2,8 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{
-    algorithm::ChargePosition,
-    packed_counter::{Age, Decoded, put},
+    packed_counter::{Age, DecodeClock, Decoded, put},
     time::Timestamp,
 };
 
@@ -37,7 +36,7 @@ impl Holds {
     /// The encoded holds.
     pub(crate) fn write(&self, now: Timestamp) -> Vec<u8> {
         let age = |instant| Timestamp::from_nanos(Age::new(instant, now).to_bits());
-        let holds = self.clone().moved(age, |position| moved_position(position, age));
+        let holds = self.clone().moved(age, |end| end);
         if self.accompanies_changes() {
             let HoldChanges { gone, is_partial, positions, .. } = &self.changes;
             put(&ChangedHolds { holds, gone: is_partial.then(|| gone.clone()), positions: positions.clone() })
@@ -60,8 +59,8 @@ impl Holds {
     }
 
     /// Decodes holds.
-    pub(crate) fn read(bytes: &[u8], now: Timestamp) -> Decoded<Holds> {
-        read_all(bytes, |holds: Self| holds.decoded(None, Vec::new(), now))
+    pub(crate) fn read(bytes: &[u8], clock: DecodeClock) -> Decoded<Holds> {
+        read_all(bytes, |holds: Self| holds.decoded(None, Vec::new(), clock))
     }
 
     /// Whether the copy is one of changes, or accompanies the changes of its counter.
@@ -70,9 +69,9 @@ impl Holds {
     }
 
     /// Decodes a copy of the changes since an earlier copy, or one that accompanies the changes of a counter.
-    pub(crate) fn read_changes(bytes: &[u8], now: Timestamp) -> Decoded<Holds> {
+    pub(crate) fn read_changes(bytes: &[u8], clock: DecodeClock) -> Decoded<Holds> {
         read_all(bytes, |ChangedHolds { holds, gone, positions }: ChangedHolds<Self>| {
-            holds.decoded(gone, positions, now)
+            holds.decoded(gone, positions, clock)
         })
     }
 
@@ -80,7 +79,7 @@ impl Holds {
         self,
         gone: Option<Vec<HoldId>>,
         positions: Vec<Option<u16>>,
-        now: Timestamp,
+        clock: DecodeClock,
     ) -> Decoded<Holds> {
         let is_valid = self.each.len() <= HOLDS_MAX
             && self.each.iter().all(|hold| hold.ttl <= HOLD_TTL_MAX)
@@ -89,12 +88,12 @@ impl Holds {
         if !is_valid {
             return Decoded::Malformed;
         }
-        let instant = |age: Timestamp| Age::from_bits(age.as_nanos()).instant(now);
+        let instant = |age: Timestamp| clock.instant(Age::from_bits(age.as_nanos()));
         let last = self.ended.values().map(|ended| ended.change.0).max();
         let changes = HoldChanges::decoded(last.unwrap_or_default(), gone, positions);
         let mut holds = Self { changes, ..self.with_bytes_of_ids() };
         holds.forget_oldest();
-        Decoded::Known(holds.moved(instant, |position| moved_position(position, instant)))
+        Decoded::Known(holds.moved(instant, |end| clock.window_end(end)))
     }
 }
 
@@ -107,13 +106,5 @@ fn read_all<'b, T: Deserialize<'b>>(
         Ok((holds, [])) => read(holds),
         Err(postcard::Error::SerdeDeCustom) => Decoded::Unknown,
         Ok(_) | Err(_) => Decoded::Malformed,
-    }
-}
-
-/// `position` with another instant. Windows are the same on all replicas.
-fn moved_position(position: ChargePosition, instant: impl Fn(Timestamp) -> Timestamp) -> ChargePosition {
-    match position {
-        ChargePosition::Sum | ChargePosition::Window(_) => position,
-        ChargePosition::Instant(at) => ChargePosition::Instant(instant(at)),
     }
 }

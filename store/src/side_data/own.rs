@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tollgate_counter::{
     algorithm::OwnTerms,
     descriptor::Key,
-    packed_counter::{Age, Decoded, put},
+    packed_counter::{Age, DecodeClock, Decoded, put},
     time::Timestamp,
 };
 
@@ -154,7 +154,7 @@ impl SlotOwnLimits {
 
 /// Decodes a record of a limit of its own, in a value of a shared store.
 pub fn read_own_limit(fields: &[u8], now: Timestamp) -> Option<OwnLimitState> {
-    match OwnLimit::read(fields, Timestamp::EPOCH) {
+    match OwnLimit::read(fields, Timestamp::EPOCH.into()) {
         Decoded::Known(own) => Some(own.state(now)),
         Decoded::Unknown | Decoded::Malformed => None,
     }
@@ -207,11 +207,6 @@ impl OwnLimit {
         if self.version < other.version { other } else { self }
     }
 
-    /// The own limit with all instants `back` nanoseconds earlier.
-    pub(crate) fn shifted_back(self, back: u64) -> Self {
-        Self { ends_at: self.ends_at.map(|ends_at| ends_at.minus(back)), ..self }
-    }
-
     /// The approximate memory, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<Self>() + self.record.len()
@@ -229,11 +224,11 @@ impl OwnLimit {
     }
 
     /// Decodes an own limit.
-    pub(super) fn read(bytes: &[u8], now: Timestamp) -> Decoded<Self> {
+    pub(super) fn read(bytes: &[u8], clock: DecodeClock) -> Decoded<Self> {
         type Fields = (Option<OwnTerms>, u64, Option<Age>, Box<[u8]>);
         match postcard::take_from_bytes::<Fields>(bytes) {
             Ok(((terms, version, ends, record), [])) if record.len() <= OWN_RECORD_MAX => {
-                let ends_at = ends.map(|ends| ends.instant(now));
+                let ends_at = ends.map(|ends| clock.instant(ends));
                 Decoded::Known(Self { terms, version, ends_at, record })
             }
             Err(postcard::Error::SerdeDeCustom) => Decoded::Unknown,
