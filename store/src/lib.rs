@@ -24,7 +24,7 @@ mod tagged;
 
 pub use budget::{BYTES_MIN, MemoryReservation};
 pub use check::{Check, CheckRole, LimitOrigin, OnFull, OnRefusal, Refusal, refuses};
-pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision};
+pub use decisions::{Checks, CounterOutcomes, Decisions, SingleDecision};
 pub use held_counter::{Exhausted, HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
 pub use key_hasher::{KeyHash, KeyHasher};

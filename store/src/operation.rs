@@ -11,8 +11,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Decisions, HoldId, HoldTerms, OnFull, OnRefusal, OpenHolds, OwnLimitChange, OwnLimitOutcome,
-    OwnLimitState, Reserved, Settled, SingleDecision, SlotOwnLimits, Subscribers,
+    Check, CounterOutcomes, Decisions, HoldId, HoldTerms, OnFull, OnRefusal, OpenHolds, OwnLimitChange, OwnLimitOutcome,
+    OwnLimitState, Settled, SingleDecision, SlotOwnLimits, Subscribers,
 };
 
 /// An operation on a counter and its holds, in every store.
@@ -209,7 +209,7 @@ impl OperationOutcome {
     }
 
     /// The outcomes of a reservation, in the order of its checks.
-    pub fn reserved(reserved: &Reserved) -> SmallVec<[Self; 1]> {
+    pub fn reserved(reserved: &CounterOutcomes) -> SmallVec<[Self; 1]> {
         let hold = if reserved.has_ended { HoldOutcome::Ended } else { HoldOutcome::Decided };
         let each = reserved.decisions.iter().zip(reserved.decisions.charged());
         each.map(|(decision, charged)| Self { hold: hold.clone(), ..Self::new(*decision, *charged) })

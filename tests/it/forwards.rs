@@ -23,7 +23,7 @@ use tollgate_remote::{CounterCheck, Remote, RemoteHoldError};
 use tollgate_rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{
     Check, CheckRole, Checks, CounterOperation, HOLD_TTL_MAX, HoldId, HoldOutcome, HoldTerms, IdMemory,
-    LimitOrigin, Memory, OnExpiry, OnFull, OnRefusal, Refusal, Reserved, SettleOutcome, Settled, UnknownId,
+    CounterOutcomes, LimitOrigin, Memory, OnExpiry, OnFull, OnRefusal, Refusal, SettleOutcome, Settled, UnknownId,
 };
 
 use crate::{
@@ -150,7 +150,7 @@ impl Pair {
         self.reserved(keys, hits, id).await.is_held
     }
 
-    async fn reserved(&self, keys: &[Key], hits: u64, id: &HoldId) -> Reserved {
+    async fn reserved(&self, keys: &[Key], hits: u64, id: &HoldId) -> CounterOutcomes {
         let (limit, connection) = (ten(), Caller::default());
         let terms = HoldTerms::new(id.clone(), HOLD_TTL_MAX, OnExpiry::Release).unwrap();
         let (checks, refusal) = (charges(keys, &limit, hits), any_refuses(keys.len()));

@@ -7,7 +7,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Decisions, HoldTerms, OnFull, Reserved,
+    CounterOutcomes, Decisions, HoldTerms, OnFull,
     held_counter::{HeldCounter, Room, peek},
     holds::Holds,
     leased_decision::decide_leased,
@@ -61,7 +61,7 @@ pub fn reserve(
     now: Now,
     room: Room,
     refused: impl Fn(&[Decision]) -> bool,
-) -> Result<Reserved, Exhausted> {
+) -> Result<CounterOutcomes, Exhausted> {
     reserve_stored(each, counters, now, room, refused, |counters| SmallVec::from_elem(None, counters.len()))
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn reserve_stored(
     room: Room,
     refused: impl Fn(&[Decision]) -> bool,
     store: impl FnOnce(&[HeldCounter]) -> SmallVec<[Option<OnFull>; 2]>,
-) -> Result<Reserved, Exhausted> {
+) -> Result<CounterOutcomes, Exhausted> {
     let mut draft = ReservationDraft::new(each, counters, now);
     if refused(&draft.decisions) {
         return Ok(draft.not_held(each, counters, now, |_| true));
@@ -145,7 +145,7 @@ impl ReservationDraft {
         counters: &[HeldCounter],
         now: Now,
         has_memory: impl Fn(usize) -> bool,
-    ) -> Reserved {
+    ) -> CounterOutcomes {
         for (Reserve { counter, limit, leased, .. }, decision) in each.iter().zip(&mut self.decisions) {
             if !decision.verdict.passes() && !has_memory(*counter) {
                 continue;
@@ -156,7 +156,7 @@ impl ReservationDraft {
             *decision = decision.after_take_back(&left);
         }
         let charged = SmallVec::from_elem(0, each.len());
-        Reserved { is_held: false, has_ended: false, decisions: Decisions::new(self.decisions, charged) }
+        Decisions::new(self.decisions, charged).into()
     }
 
     /// Fails unless there is room for the new holds, at least after those are forgotten that ended long ago.
@@ -212,7 +212,7 @@ impl ReservationDraft {
     }
 
     /// Adds the holds of what is charged.
-    fn hold(self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Reserved {
+    fn hold(self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> CounterOutcomes {
         let Self { decisions, new, has_ended, .. } = self;
         let mut charged = SmallVec::from_elem(0, each.len());
         for NewHold { check, hits, held } in new {
@@ -223,6 +223,6 @@ impl ReservationDraft {
             holds.add(terms.id.clone(), terms, hits, held, &decisions[check], now.now);
             counter.put_holds(holds);
         }
-        Reserved { is_held: true, has_ended, decisions: Decisions::new(decisions, charged) }
+        CounterOutcomes { is_held: true, has_ended, ..Decisions::new(decisions, charged).into() }
     }
 }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use tollgate_counter::{algorithm::Decision, descriptor::Key, time::Timestamp};
 
 use crate::{
-    Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Slot,
+    Check, Checks, CounterOutcomes, HoldId, HoldTerms, NotLocal, Slot,
     held_counter::{Exhausted, HeldCounter, Reserve, reserve_stored},
     memory::{LockedSlots, Memory, tables::Taken},
     table::SlotTable,
@@ -35,7 +35,7 @@ impl Memory {
         terms: &HoldTerms,
         now: Timestamp,
         refused: impl Fn(&[Decision]) -> bool,
-    ) -> Result<Reserved, ReserveError> {
+    ) -> Result<CounterOutcomes, ReserveError> {
         let mut locked = self.lock_for_holds(checks, now)?;
         locked.require_unleased(checks, &refused)?;
         let own = locked.each_own_terms(checks);
@@ -75,7 +75,10 @@ impl Memory {
             }
         }
         match reserved {
-            Ok(reserved) => Ok(reserved.with_own(&own)),
+            Ok(reserved) => {
+                let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
+                Ok(CounterOutcomes { decisions: reserved.decisions.with_own(displayed), ..reserved })
+            }
             Err(Exhausted) => {
                 self.count_exhausted();
                 Err(ReserveError::Exhausted)
