@@ -139,8 +139,8 @@ pub(super) fn read(
     let clock =
         DecodeClock { now: header.taken_at.min(now), behind: header.taken_at.nanos_since(now) };
     let decode = |section: Result<(SlotHeader, Vec<u8>), SnapshotError>| {
-        let (SlotHeader { slot, epoch, seq, .. }, bytes) = section?;
-        let stored = EncodedSlot { slot, epoch, seq, bytes }.decode(clock);
+        let (SlotHeader { slot, epoch, seq, .. }, data) = section?;
+        let stored = EncodedSlot { slot, epoch, seq, data }.decode(clock);
         let stored = stored.map_err(|_| SnapshotError::UnsupportedVersion)?;
         let counters = stored.data.len();
         put(stored);

@@ -226,7 +226,8 @@ impl Holds {
                 OnExpiry::Release => {
                     expired.released += 1;
                     let (hold, _) = self.take_back(index, counter, 0, at);
-                    self.end(hold, None);
+                    let forgotten_at = hold.forgotten_at();
+                    self.remember(hold.id, hold.answer, None, forgotten_at);
                 }
                 OnExpiry::Charge => {
                     expired.charged += 1;
@@ -289,7 +290,10 @@ impl Holds {
         let reset_after = left.reset_after;
         let settled = Settled { outcome, reserved, uncharged: missing - charged, remaining, reset_after };
         match hold {
-            Some(hold) => self.end(hold, Some(settled)),
+            Some(hold) => {
+                let forgotten_at = hold.forgotten_at();
+                self.remember(hold.id, hold.answer, Some(settled), forgotten_at);
+            }
             None => self.end_unknown(id, settled, now),
         }
         self.set_next_expiry();
@@ -449,12 +453,18 @@ impl Holds {
         std::mem::take(&mut self.forgotten_early.0)
     }
 
-    /// Retains a hold that has ended.
-    fn remember(&mut self, id: HoldId, ended: EndedHold) {
+    /// Retains a hold that has ended, and how it was settled. Its id counts already.
+    fn remember(
+        &mut self,
+        id: HoldId,
+        answer: HoldAnswer,
+        settled: Option<Settled>,
+        forgotten_at: Timestamp,
+    ) {
         let change = self.changes.next();
-        self.next_forgotten.0 = self.next_forgotten.0.min(ended.forgotten_at);
+        self.next_forgotten.0 = self.next_forgotten.0.min(forgotten_at);
         let of_request = usize::from(id.is_of_request());
-        if self.ended.insert(id, EndedHold { change, ..ended }).is_none() {
+        if self.ended.insert(id, EndedHold { answer, settled, forgotten_at, change }).is_none() {
             self.request_ids += of_request;
         }
         self.forget_oldest();
@@ -468,15 +478,6 @@ impl Holds {
         }
     }
 
-    /// Retains the answer of a hold that has ended.
-    fn end(&mut self, hold: Hold, settled: Option<Settled>) {
-        let forgotten_at = hold.forgotten_at();
-        self.remember(
-            hold.id,
-            EndedHold { answer: hold.answer, settled, forgotten_at, change: Uncompared(0) },
-        );
-    }
-
     /// Retains the settlement of an id that is unknown, or whose hold was released.
     fn end_unknown(&mut self, id: &HoldId, settled: Settled, now: Timestamp) {
         if let Some(ended) = self.ended.get_mut(id) {
@@ -486,22 +487,17 @@ impl Holds {
         let Settled { remaining, reset_after, .. } = settled;
         let answer = HoldAnswer { verdict: Verdict::Pass, remaining, reset_after };
         self.id_bytes += id.bytes.len();
-        let settled = Some(settled);
-        let forgotten_at = now.after(RETENTION);
-        self.remember(id.clone(), EndedHold { answer, settled, forgotten_at, change: Uncompared(0) });
+        self.remember(id.clone(), answer, Some(settled), now.after(RETENTION));
     }
 
     /// Retains a refund, as long as a charge of the same terms. The id must be unknown.
     pub(super) fn remember_refund(&mut self, terms: &HoldTerms, decision: &Decision, now: Timestamp) {
         let Decision { remaining, reset_after, .. } = *decision;
         let outcome = SettleOutcome::Open;
-        let reserved = 0;
-        let uncharged = 0;
-        let settled = Some(Settled { outcome, reserved, uncharged, remaining, reset_after });
+        let settled = Settled { outcome, reserved: 0, uncharged: 0, remaining, reset_after };
         let forgotten_at = now.after(terms.ttl.min(HOLD_TTL_MAX)).after(RETENTION);
         self.id_bytes += terms.id.bytes.len();
-        let answer = HoldAnswer::from_decision(decision);
-        self.remember(terms.id.clone(), EndedHold { answer, settled, forgotten_at, change: Uncompared(0) });
+        self.remember(terms.id.clone(), HoldAnswer::from_decision(decision), Some(settled), forgotten_at);
     }
 
     fn set_next_forgotten(&mut self) {

@@ -92,9 +92,9 @@ impl Memory {
         let resources = &self.tables.resources;
         if self.is_overfull() {
             let mut table = self.tables.lock(slot);
-            self.tables.refused_full.add(table.drop_pending_while_overfull(now, resources));
+            self.tables.refused_full.add(table.drop_pending_while_overfull(now, resources) as u64);
             let bytes_max = table.all_bytes().saturating_sub(resources.budget.excess());
-            self.tables.refused_full.add(table.cut_to(bytes_max, now, resources));
+            self.tables.refused_full.add(table.cut_to(bytes_max, now, resources) as u64);
         }
     }
 
@@ -115,10 +115,10 @@ impl Memory {
         }
         let budget = &self.tables.resources.budget;
         if budget.is_short_of(consumption.bytes()) {
-            self.tables.refused_full.add(consumption.cut_to(budget.free(), now));
+            self.tables.refused_full.add(consumption.cut_to(budget.free(), now) as u64);
         }
         if budget.is_short_of(consumption.bytes()) {
-            self.tables.refused_full.add(consumption.held.len());
+            self.tables.refused_full.add(consumption.held.len() as u64);
             return false;
         }
         let Consumption { pending, held, own } = consumption;
@@ -283,7 +283,7 @@ impl Memory {
             let share = stored.data.bytes() as u128 * bytes_max as u128 / all.max(1) as u128;
             let (data, lost) =
                 stored.data.cut_to(if all <= bytes_max { usize::MAX } else { share as usize }, now);
-            self.tables.resources.evicted_unexpired.add(lost);
+            self.tables.resources.evicted_unexpired.add(lost as u64);
             let is_short = data.bytes() > 0 && self.tables.resources.budget.is_short_of(data.bytes());
             (!is_short).then(|| StoredSlot { data: self.accounted(data), ..stored })
         };
