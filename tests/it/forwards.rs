@@ -110,7 +110,7 @@ impl Pair {
     /// Decides a call of `checks` checks with distinct keys. Returns how many pass, and the number of polls.
     async fn decide(&self, checks: usize, connection: &Caller) -> (Result<usize, Overloaded>, usize) {
         let window = Window::from_nanos(1_000 * SECOND).unwrap();
-        let limit = Limit::Classic(Classic { limit: 10, window });
+        let limit = Limit::Classic(Classic::new(10, window));
         let secret = Secret::random();
         let key = |number: u64| {
             let (value, mut text) = (number.to_string(), KeyText::new("forwards"));

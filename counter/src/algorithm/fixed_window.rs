@@ -1,30 +1,80 @@
-//! The fixed window that keeps every law: a refused hit changes nothing.
+//! The fixed window: that of `algorithm: fixed_window`, which keeps every law, and the classic one of
+//! envoyproxy/ratelimit, the algorithm of a rule without `algorithm`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Verdict,
-        Window, WindowCounter, WindowReceipt,
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Window,
+        WindowCounter, WindowReceipt,
     },
     time::Timestamp,
 };
 
 /// At most `limit` hits in each window, so at most twice that in any span as long as a window.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FixedWindow {
+pub struct FixedWindow<E = Excess> {
     /// Hits that pass in one window; 0 lets none pass.
     pub limit: u64,
     /// The window.
     pub window: Window,
     /// What happens to a charge larger than what is left. A debt is paid from the windows that follow.
-    pub excess: Excess,
+    pub excess: E,
 }
 
-impl FixedWindow {
+/// What envoyproxy/ratelimit does: refused hits count, and a counter that is used up refuses neither a peek nor a charge
+/// of no hits, as in that server.
+pub type Classic = FixedWindow<Counted>;
+
+/// What happens to a charge that a classic limit refuses: it counts. It is encoded as nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counted;
+
+/// What happens to a charge that is larger than what is left of a window.
+trait WindowExcess: Copy {
+    /// Whether the window is a classic one.
+    const IS_CLASSIC: bool;
+
+    fn excess(self) -> Excess;
+
+    fn changed(self, change: impl Fn(Excess) -> Excess) -> Self;
+}
+
+impl WindowExcess for Excess {
+    const IS_CLASSIC: bool = false;
+
+    fn excess(self) -> Excess {
+        self
+    }
+
+    fn changed(self, change: impl Fn(Excess) -> Excess) -> Self {
+        change(self)
+    }
+}
+
+impl WindowExcess for Counted {
+    const IS_CLASSIC: bool = true;
+
+    fn excess(self) -> Excess {
+        Excess::Count
+    }
+
+    fn changed(self, _: impl Fn(Excess) -> Excess) -> Self {
+        self
+    }
+}
+
+impl Classic {
+    /// At most `limit` hits in each window.
+    pub fn new(limit: u64, window: Window) -> Self {
+        Self { limit, window, excess: Counted }
+    }
+}
+
+impl<E: WindowExcess> FixedWindow<E> {
     /// The part of `count` that still counts `windows` windows later: a debt, less what each window has paid.
     fn carry_over(&self, count: u64, windows: u64) -> u64 {
-        match self.excess {
+        match self.excess.excess() {
             Excess::Refuse | Excess::Count => 0,
             Excess::Overdraft(_) => count.saturating_sub(self.limit.saturating_mul(windows)),
         }
@@ -32,33 +82,23 @@ impl FixedWindow {
 
     /// The number of windows until `hits` would pass; `None` if they never pass.
     fn windows_until(&self, hits: u64, count: u64) -> Option<u64> {
-        match self.excess {
+        match self.excess.excess() {
             Excess::Refuse | Excess::Count => (hits <= self.limit).then_some(1),
             Excess::Overdraft(_) => count.checked_div(self.limit),
         }
     }
 
+    #[inline(always)]
     fn charge(&self, counter: &mut WindowCounter, hits: u64) -> (bool, Option<WindowReceipt>) {
         let left = self.limit.saturating_sub(counter.count);
-        if hits <= left {
-            return (true, Some(counter.add(hits)));
-        }
-        match self.excess {
-            Excess::Overdraft(debt) if left > 0 => {
-                counter.add(hits);
-                counter.count = counter.count.min(self.limit.saturating_add(debt));
-                (true, None)
-            }
-            Excess::Count => {
-                counter.add(hits);
-                (false, None)
-            }
-            Excess::Refuse | Excess::Overdraft(_) => (false, None),
-        }
+        let is_beyond = E::IS_CLASSIC && counter.count > self.limit;
+        let (fits, counted) = self.excess.excess().admitted(hits, left);
+        let receipt = counter.add(counted);
+        (fits && !is_beyond, (hits <= left && !is_beyond).then_some(receipt))
     }
 }
 
-impl Algorithm for FixedWindow {
+impl<E: WindowExcess> Algorithm for FixedWindow<E> {
     type Counter = WindowCounter;
     type Receipt = WindowReceipt;
     const ADMISSION: Admission = Admission::AtOnce;
@@ -75,6 +115,7 @@ impl Algorithm for FixedWindow {
         let mut advanced = *counter;
         advanced.advance(&self.window, now, |count, windows_between| self.carry_over(count, windows_between));
         let (hits, passes, receipt) = match operation {
+            Operation::Peek if E::IS_CLASSIC => (1, advanced.count <= self.limit, None),
             Operation::Peek => (1, advanced.count < self.limit, None),
             Operation::Charge(hits) => {
                 let (passes, receipt) = self.charge(&mut advanced, hits);
@@ -85,20 +126,15 @@ impl Algorithm for FixedWindow {
                 (0, true, None)
             }
         };
-        if operation.changes(passes, || self.excess) {
+        if operation.changes(passes, || self.excess.excess()) {
             *counter = advanced;
         }
-        let window_ends = advanced.end.since(now);
-        let (verdict, reset_after) = if passes {
-            (Verdict::Pass, window_ends)
-        } else {
+        let remaining = self.limit.saturating_sub(advanced.count);
+        Decision::new(passes, receipt, remaining, advanced.end.since(now), || {
             // Whole windows pay a debt: the first of them ends with this one.
-            let windows = self.windows_until(hits, advanced.count);
-            let retry_after = windows
-                .map(|windows| self.window.end_after(advanced.end, windows.saturating_sub(1)).since(now));
-            (Verdict::Refuse { retry_after }, retry_after.unwrap_or(window_ends))
-        };
-        Decision { verdict, remaining: self.limit.saturating_sub(advanced.count), reset_after, receipt }
+            let windows = self.windows_until(hits, advanced.count)?;
+            Some(self.window.end_after(advanced.end, windows.saturating_sub(1)).since(now))
+        })
     }
 
     fn undo(&self, counter: &mut WindowCounter, receipt: WindowReceipt, _now: Timestamp) {
@@ -109,7 +145,7 @@ impl Algorithm for FixedWindow {
         if counter.count == 0 {
             return self.window.start(counter.end.minus(1));
         }
-        let windows = match (self.excess, self.limit) {
+        let windows = match (self.excess.excess(), self.limit) {
             // With a limit of 0 the debt is never paid, and evicting the counter admits nothing.
             (Excess::Refuse | Excess::Count, _) | (Excess::Overdraft(_), 0) => 1,
             (Excess::Overdraft(_), limit) => counter.count.div_ceil(limit),
@@ -148,7 +184,7 @@ impl Algorithm for FixedWindow {
     }
 
     fn excess(&self) -> Excess {
-        self.excess
+        self.excess.excess()
     }
 
     fn window(&self) -> Option<&Window> {
@@ -160,6 +196,6 @@ impl Algorithm for FixedWindow {
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {
-        (self.limit, self.excess) = (number(self.limit), excess(self.excess));
+        (self.limit, self.excess) = (number(self.limit), self.excess.changed(excess));
     }
 }

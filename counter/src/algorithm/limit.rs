@@ -310,7 +310,7 @@ impl Limit {
             };
         }
         // A classic limit cannot refuse without counting, but shares its counter with a fixed window.
-        if let Self::Classic(Classic { limit, window }) = self {
+        if let Self::Classic(FixedWindow { limit, window, excess: _ }) = self {
             let limit = *limit;
             let window = window.clone();
             return Cow::Owned(Self::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse }));

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{
         Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogEntry, Operation,
-        Span, Verdict,
+        Span,
     },
     time::Timestamp,
 };
@@ -65,20 +65,14 @@ impl SlidingLog {
     fn charge(&self, counter: &mut LogCounter, now: Timestamp, hits: u64) -> (bool, Option<LogReceipt>) {
         let sum = self.sum(counter, now);
         let left = self.limit.saturating_sub(sum);
-        let (passes, taken) = match self.excess {
-            _ if hits <= left => (true, hits),
-            Excess::Refuse => (false, 0),
-            Excess::Count => (false, hits),
-            Excess::Overdraft(_) if left == 0 => (false, 0),
-            Excess::Overdraft(debt) => (true, hits.min(left.saturating_add(debt))),
-        };
+        let (passes, taken) = self.excess.admitted(hits, left);
         let entry = LogEntry { at: self.instant(counter, now), hits: taken };
         if taken > 0 {
             self.forget(counter, now);
             counter.add(entry);
             self.bound(counter);
         }
-        (passes, (passes && hits <= left).then_some(LogReceipt(entry)))
+        (passes, (hits <= left).then_some(LogReceipt(entry)))
     }
 
     /// Removes `hits` that still count, the oldest first, or as many as there are.
@@ -160,12 +154,9 @@ impl Algorithm for SlidingLog {
         };
         let remaining = self.limit.saturating_sub(self.sum(counter, now));
         let oldest_leaves = self.oldest_leaves_after(counter, now);
-        if passes {
-            return Decision { verdict: Verdict::Pass, remaining, reset_after: oldest_leaves, receipt };
-        }
-        let retry_after = self.passes_at(counter, now, hits).map(|then| then.since(now));
-        let reset_after = retry_after.unwrap_or(oldest_leaves);
-        Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt }
+        Decision::new(passes, receipt, remaining, oldest_leaves, || {
+            self.passes_at(counter, now, hits).map(|then| then.since(now))
+        })
     }
 
     fn undo(&self, counter: &mut LogCounter, LogReceipt(charge): LogReceipt, _now: Timestamp) {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use smallvec::{SmallVec, smallvec};
 use tollgate_counter::{
-    algorithm::{Classic, Limit, Operation},
+    algorithm::{Limit, Operation},
     descriptor::{Entry, Key},
 };
 use tollgate_rules::{
@@ -184,9 +184,7 @@ impl<'s> AppliedLimit<'s> {
     /// The limit that a request sends.
     #[inline(always)]
     pub(super) fn from_override(sent: Override, charging: Charging) -> Self {
-        let Override { requests_per_unit, unit } = sent;
-        let limit = Classic { limit: requests_per_unit.into(), window: unit.window() };
-        Self::Override(sent, RequestLimit::new(Cow::Owned(Limit::Classic(limit)), charging))
+        Self::Override(sent, RequestLimit::new(Cow::Owned(sent.limit()), charging))
     }
 
     /// The limit of each descriptor.

@@ -310,7 +310,7 @@ impl ActiveView<'_> {
     ) -> Result<Vec<SlotOwnLimits>, NoCounter> {
         let memory = &self.limiter.memory;
         // The operation reads no counter.
-        let limit = Limit::Classic(Classic { limit: 0, window: Unit::Second.window() });
+        let limit = Limit::Classic(Classic::new(0, Unit::Second.window()));
         let operations = slots.map(|slot| {
             let after = after.filter(|(other, _)| *other == slot).map(|(_, key)| key);
             (slot.key(memory.slots(), 0), CounterOperation::ListOwnLimits(after))

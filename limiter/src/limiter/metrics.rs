@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn hits_above_80_percent_of_limit_count_as_near_limit() {
         let near = |limit: u64, after: u64, hits: u64| {
-            let limit = Limit::Classic(Classic { limit, window: Unit::Hour.window() });
+            let limit = Limit::Classic(Classic::new(limit, Unit::Hour.window()));
             let check = Check {
                 key: KeyText::new("d").key(&[], &Secret::from_bytes([0; 16])),
                 limit: &limit,

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::Operation, descriptor::Entry};
+use tollgate_counter::{
+    algorithm::{Classic, Limit, Operation},
+    descriptor::Entry,
+};
 use tollgate_rules::Unit;
 
 /// One request: descriptors of one domain, decided together. Its content is valid.
@@ -95,6 +98,13 @@ pub enum RequestError {
         /// The unit that was sent.
         number: i32,
     },
+}
+
+impl Override {
+    /// The limit.
+    pub(super) fn limit(self) -> Limit {
+        Limit::Classic(Classic::new(self.requests_per_unit.into(), self.unit.window()))
+    }
 }
 
 impl<'a> Request<'a> {

@@ -224,8 +224,8 @@ pub(super) fn second_of(index: u64) -> Limit {
     let calendar = || Window::Calendar(Calendar::new(CalendarUnit::Month, "Europe/Berlin").unwrap());
     let (refuse, owes) = (Excess::Refuse, Excess::Overdraft(25));
     let all = [
-        Limit::Classic(Classic { limit: 10, window: window() }),
-        Limit::Classic(Classic { limit: 10, window: calendar() }),
+        Limit::Classic(Classic::new(10, window())),
+        Limit::Classic(Classic::new(10, calendar())),
         Limit::FixedWindow(FixedWindow { limit: 10, window: window(), excess: refuse }),
         Limit::FixedWindow(FixedWindow { limit: 10, window: window(), excess: owes }),
         Limit::FixedWindow(FixedWindow { limit: u64::MAX, window: calendar(), excess: refuse }),
