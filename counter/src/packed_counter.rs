@@ -16,6 +16,8 @@ use crate::{
 mod codec;
 mod layout;
 mod pack;
+#[cfg(any(test, feature = "testing"))]
+mod testing;
 
 pub use codec::Decoded;
 pub use codec::{Age, DecodeClock, NUMBER_BYTES_MAX, number_bytes, put};

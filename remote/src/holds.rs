@@ -9,8 +9,8 @@ use tollgate_counter::{
     resilience::{Caller, Overloaded},
 };
 use tollgate_store::{
-    Check, Checks, CounterOperation, CounterOutcomes, Decisions, HoldId, HoldOutcome, HoldTerms, Refusal, Settled,
-    UnknownId, each_hold_id,
+    Check, Checks, CounterOperation, CounterOutcomes, Decisions, HoldId, HoldOutcome, HoldTerms, Refusal,
+    Settled, UnknownId, each_hold_id,
 };
 
 use crate::{

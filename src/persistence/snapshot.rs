@@ -136,8 +136,7 @@ pub(super) fn read(
     if header.slots as usize != slots {
         return Ok(Some(SnapshotSummary { secret, counters, taken_at: None }));
     }
-    let clock =
-        DecodeClock { now: header.taken_at.min(now), behind: header.taken_at.nanos_since(now) };
+    let clock = DecodeClock { now: header.taken_at.min(now), behind: header.taken_at.nanos_since(now) };
     let decode = |section: Result<(SlotHeader, Vec<u8>), SnapshotError>| {
         let (SlotHeader { slot, epoch, seq, .. }, data) = section?;
         let stored = EncodedSlot { slot, epoch, seq, data }.decode(clock);

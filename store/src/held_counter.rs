@@ -321,8 +321,7 @@ impl HeldCounter {
             let clock = Timestamp::EPOCH.into();
             let decoded = match tag {
                 SIDE_DATA_MIN.. => side_data.read(tag, fields, clock),
-                _ => PackedCounter::read(tag, fields, clock)
-                    .map(|packed| counter.packed = Some(packed)),
+                _ => PackedCounter::read(tag, fields, clock).map(|packed| counter.packed = Some(packed)),
             };
             match decoded {
                 Decoded::Known(()) => {}

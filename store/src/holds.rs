@@ -3,8 +3,7 @@
 use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
 use changes::{HoldChanges, Uncompared};
-use ended::{EndedHold, HoldAnswer};
-use hold::{Hold, HoldState};
+use hold::{EndedHold, Hold, HoldAnswer, HoldState};
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{
     algorithm::{ChargePosition, Counter, Decision, HeldCharge, Limit, Operation, Verdict},
@@ -18,7 +17,6 @@ use crate::reservation::{
 mod changes;
 mod codec;
 mod copies;
-mod ended;
 mod hold;
 
 pub(super) use codec::LIMIT_BYTES_MAX;
@@ -66,7 +64,7 @@ pub(super) struct Holds {
     limit: Limit,
     // Those that still weigh something, in the order of their charges. At most `HOLDS_MAX`.
     each: Vec<Hold>,
-    #[serde(with = "ended::oldest_first")]
+    #[serde(with = "hold::oldest_first")]
     ended: BTreeMap<HoldId, EndedHold>,
     // Invariant: no open hold expires earlier.
     #[serde(skip)]

@@ -9,8 +9,6 @@ pub mod fuzz;
 mod held_counter;
 mod holds;
 mod key_hasher;
-mod lead;
-mod leased_decision;
 mod memory;
 mod operation;
 mod reservation;
@@ -28,7 +26,6 @@ pub use decisions::{Checks, CounterOutcomes, Decisions, SingleDecision};
 pub use held_counter::{Exhausted, HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
 pub use key_hasher::{KeyHash, KeyHasher};
-pub use lead::Lead;
 pub use memory::{
     Admin, CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement,
     ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
@@ -49,4 +46,4 @@ pub use slot::{SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};
 pub use slot_data::{Consumption, SlotChanges, SlotData, SlotDecodeError};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};
-pub use tollgate_counter::algorithm::OwnTerms;
+pub use tollgate_counter::{algorithm::OwnTerms, time::Lead};

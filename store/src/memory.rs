@@ -10,9 +10,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, Decisions, LimitOrigin, OnFull, OnRefusal, OwnTerms, SLOTS, SingleDecision, Slot,
+    Check, Checks, Decisions, Lead, LimitOrigin, OnFull, OnRefusal, OwnTerms, SLOTS, SingleDecision, Slot,
     SlotData, SlotOwnLimits,
-    lead::Lead,
     operation::{CounterOperation, OperationOutcome, decide_set},
 };
 
@@ -352,16 +351,6 @@ impl Memory {
     /// The limit of its own of `key`.
     pub fn own_terms(&self, key: Key, now: Timestamp) -> Option<OwnTerms> {
         self.tables.lock(self.slot(key)).side_data(key)?.own_terms(now).cloned()
-    }
-
-    #[cfg(test)]
-    pub(super) fn with_side_data<R>(
-        &self,
-        slot: Slot,
-        key: Key,
-        read: impl FnOnce(Option<&crate::side_data::SideData>) -> R,
-    ) -> R {
-        read(self.tables.lock(slot).side_data(key))
     }
 
     /// Records that the clock gave up a lead: from now on, each decision first clamps its counter. Call this before

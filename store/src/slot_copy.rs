@@ -82,15 +82,6 @@ impl SlotSnapshot {
         let counters = self.counters.iter().map(|(low, packed)| (slot.key(self.slots, *low), packed));
         Some(EncodedSlot { slot, epoch, seq, data: data.encode_with(counters, now) })
     }
-
-    /// The data that [`SlotSnapshot::encode`] would encode.
-    #[cfg(test)]
-    pub(super) fn into_data(mut self, now: Timestamp) -> SlotData {
-        self.charge_granted(now);
-        let Self { rest: StoredSlot { slot, data, .. }, counters, slots, .. } = self;
-        let counters = counters.into_iter().map(|(low, packed)| (slot.key(slots, low), packed));
-        data.with_counters(counters).without_idle(now)
-    }
 }
 
 impl From<StoredSlot> for SlotSnapshot {

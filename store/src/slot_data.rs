@@ -11,7 +11,7 @@ use tollgate_counter::{
     algorithm::{Counter, Granted, HitRate, Limit, Operation},
     descriptor::Key,
     packed_counter::{Now, PackedCounter},
-    time::Timestamp,
+    time::{Lead, Timestamp},
 };
 
 use crate::{
@@ -20,13 +20,14 @@ use crate::{
     held_counter::HeldCounter,
     holds::Holds,
     key_hasher::{ByKey, CUT_DIVISOR, KeyHasher, bytes_of_map, bytes_of_side_data},
-    lead::Lead,
     side_data::{CounterUsage, OwnLimit, SideData},
     table::SlotTable,
 };
 
 mod codec;
 mod consumption;
+#[cfg(test)]
+mod testing;
 
 pub use codec::SlotDecodeError;
 pub use consumption::Consumption;
@@ -139,13 +140,6 @@ impl SlotData {
     /// Whether there is nothing in the data.
     pub fn is_empty(&self) -> bool {
         self.counters.is_empty() && self.side_data.is_empty() && self.removed.is_empty()
-    }
-
-    /// The data with more counters.
-    #[cfg(test)]
-    pub(super) fn with_counters(mut self, more: impl Iterator<Item = (Key, PackedCounter)>) -> Self {
-        self.counters.extend(more);
-        self
     }
 
     /// The data with the current lead of the store.
@@ -374,17 +368,5 @@ impl SlotData {
 impl PartialEq for SlotData {
     fn eq(&self, other: &Self) -> bool {
         (&self.counters, &self.side_data) == (&other.counters, &other.side_data)
-    }
-}
-
-#[cfg(test)]
-impl SlotData {
-    pub(super) fn counter(&self, key: Key) -> Option<&PackedCounter> {
-        self.counters.get(&key)
-    }
-
-    /// The number of pending usages.
-    pub(super) fn pending_len(&self) -> usize {
-        self.side_data.values().map(|side_data| side_data.pending.len()).sum()
     }
 }

@@ -22,8 +22,9 @@ use tollgate_counter::{
 use tollgate_remote::{CounterCheck, Remote, RemoteHoldError};
 use tollgate_rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{
-    Check, CheckRole, Checks, CounterOperation, HOLD_TTL_MAX, HoldId, HoldOutcome, HoldTerms, IdMemory,
-    CounterOutcomes, LimitOrigin, Memory, OnExpiry, OnFull, OnRefusal, Refusal, SettleOutcome, Settled, UnknownId,
+    Check, CheckRole, Checks, CounterOperation, CounterOutcomes, HOLD_TTL_MAX, HoldId, HoldOutcome,
+    HoldTerms, IdMemory, LimitOrigin, Memory, OnExpiry, OnFull, OnRefusal, Refusal, SettleOutcome, Settled,
+    UnknownId,
 };
 
 use crate::{

@@ -18,8 +18,8 @@ use tollgate_shared_store::{
     PasswordSources, Passwords, SharedStore, SharedStoreSettings, SharedStoreState, StoreMode, StoreTlsFiles,
 };
 use tollgate_store::{
-    Check, CheckRole, Checks, HoldId, HoldTerms, LimitOrigin, OnExpiry, OnFull, OnRefusal, Refusal,
-    CounterOutcomes, Settled, UnknownId,
+    Check, CheckRole, Checks, CounterOutcomes, HoldId, HoldTerms, LimitOrigin, OnExpiry, OnFull, OnRefusal,
+    Refusal, Settled, UnknownId,
 };
 
 use crate::server::PATIENCE;

@@ -31,12 +31,14 @@ pub type Classic = FixedWindow<Counted>;
 pub struct Counted;
 
 /// What happens to a charge that is larger than what is left of a window.
-trait WindowExcess: Copy {
+pub trait WindowExcess: Copy {
     /// Whether the window is a classic one.
     const IS_CLASSIC: bool;
 
+    /// What happens.
     fn excess(self) -> Excess;
 
+    /// What `change` makes of it; a classic window keeps its own.
     fn changed(self, change: impl Fn(Excess) -> Excess) -> Self;
 }
 

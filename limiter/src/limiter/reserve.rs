@@ -9,8 +9,7 @@ use tollgate_rules::KeyedDomain;
 use tollgate_store::{Checks, CounterOutcomes, HoldTerms, Refusal, ReserveError, UnknownId};
 
 use crate::limiter::{
-    ActiveView, AnswerOrPlan, HeldAnswer, HoldError, HoldRequest, LimiterError, Request,
-    answer,
+    ActiveView, AnswerOrPlan, HeldAnswer, HoldError, HoldRequest, LimiterError, Request, answer,
     check_set::{AppliedLimit, CheckSet, applied_limits},
     plan::RemoteCaller,
 };

@@ -10,7 +10,7 @@ use crate::{
     CounterOutcomes, Decisions, HoldTerms, OnFull,
     held_counter::{HeldCounter, Room, peek},
     holds::Holds,
-    leased_decision::decide_leased,
+    operation::decide_leased,
 };
 
 /// A counter has too many holds, or all holds take too much memory.

@@ -16,8 +16,9 @@ use crate::{
         peek,
     },
     holds::Holds,
-    leased_decision::decide_leased,
-    operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, charged_counter},
+    operation::{
+        CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, charged_counter, decide_leased,
+    },
     side_data::OwnLimit,
 };
 

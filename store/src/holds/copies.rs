@@ -17,7 +17,7 @@ use crate::{
     holds::{
         Hold, HoldState, Holds,
         changes::{HoldChanges, Uncompared},
-        ended::EndedHold,
+        hold::EndedHold,
     },
 };
 

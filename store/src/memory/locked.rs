@@ -17,13 +17,12 @@ use crate::{
     Check, NotLocal, OwnTerms, Slot,
     held_counter::{HeldCounter, Room},
     holds::Holds,
-    leased_decision::decide_leased,
     memory::{
         CounterState, Memory,
         ownership::{OwnershipTable, SlotOwnership},
         tables::AppliedOperation,
     },
-    operation::{CounterOperation, OperationOutcome, decide_set},
+    operation::{CounterOperation, OperationOutcome, decide_leased, decide_set},
     side_data::SideData,
     table::SlotTable,
 };

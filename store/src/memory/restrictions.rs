@@ -2,9 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-use tollgate_counter::time::Timestamp;
-
-use crate::lead::Lead;
+use tollgate_counter::time::{Lead, Timestamp};
 
 /// The active restrictions. Every decision reads them, so the flags are one byte.
 #[derive(Debug, Default)]

@@ -300,7 +300,8 @@ pub(super) fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -
 
 /// What a snapshot has of a slot.
 pub(super) fn stored(memory: &Memory, slot: Slot, now: Timestamp) -> SlotData {
-    memory.copy(slot, SlotSource::Memory { epoch: Epoch::default() }).into_data(now)
+    let encoded = memory.copy(slot, SlotSource::Memory { epoch: Epoch::default() }).encode(now);
+    encoded.map(|encoded| encoded.decode(now).unwrap().data).unwrap_or_default()
 }
 
 #[test]

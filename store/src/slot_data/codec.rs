@@ -6,12 +6,11 @@
 use tollgate_counter::{
     descriptor::Key,
     packed_counter::{Age, DecodeClock, Decoded, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put},
-    time::Timestamp,
+    time::{Lead, Timestamp},
 };
 
 use crate::{
     SlotData,
-    lead::Lead,
     side_data::SIDE_DATA_MIN,
     slot_data::SlotDataExtent,
     tagged::{put_tagged, tagged},

@@ -1,9 +1,6 @@
 //! Tests of the table of a slot.
 
-use std::{
-    num::NonZeroU64,
-    sync::{Arc, atomic::AtomicUsize},
-};
+use std::num::NonZeroU64;
 
 use proptest::prelude::*;
 
