@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use layout::{ApproxNumber, Large, PackedPenalized, UsedShare};
+use layout::{ApproxNumber, Large, UsedShare};
 use pack::{Pack, pack, unpack, window_nanos};
 
 use crate::{
@@ -20,7 +20,7 @@ mod pack;
 mod testing;
 
 pub use codec::Decoded;
-pub use codec::{Age, DecodeClock, NUMBER_BYTES_MAX, number_bytes, put};
+pub use codec::{Age, DecodeClock, NUMBER_BYTES_MAX, number_bytes, put, put_tagged, tagged};
 pub use layout::PackedCounter;
 
 /// The instant of an operation.
@@ -67,7 +67,7 @@ impl PackedCounter {
     }
 
     fn penalized(counter: Self, record: PenaltyRecord) -> Self {
-        Self::Penalized(Box::new(PackedPenalized { counter, record }))
+        Self::Penalized(Box::new(PenalizedCounter { counter, record }))
     }
 
     /// The counter without its record.
@@ -188,7 +188,7 @@ impl PackedCounter {
                 each_algorithm!(limit.plain(), limit => unpack(self, limit).unwrap_or_default().into_enum())
             }
             Self::Penalized(penalized) => {
-                let PackedPenalized { counter, record } = &**penalized;
+                let PenalizedCounter { counter, record } = &**penalized;
                 PenalizedCounter { counter: counter.counter(limit), record: *record }.into()
             }
         }
@@ -199,7 +199,7 @@ impl PackedCounter {
         match self {
             Self::Large(large) => large.counter,
             Self::Penalized(penalized) => {
-                let PackedPenalized { counter, record } = *penalized;
+                let PenalizedCounter { counter, record } = *penalized;
                 PenalizedCounter { counter: counter.into_counter(limit), record }.into()
             }
             small => small.counter(limit),
@@ -346,7 +346,9 @@ impl PackedCounter {
         match self {
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => 0,
             Self::Large(large) => size_of::<Large>() + large.counter.heap_bytes(),
-            Self::Penalized(penalized) => size_of::<PackedPenalized>() + penalized.counter.heap_bytes(),
+            Self::Penalized(penalized) => {
+                size_of::<PenalizedCounter<Self>>() + penalized.counter.heap_bytes()
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use tollgate_counter::{
     algorithm::{Counter, Decision, Limit, Operation},
-    packed_counter::{Decoded, Now, PackedCounter},
+    packed_counter::{Decoded, Now, PackedCounter, put_tagged, tagged},
     time::Timestamp,
 };
 
@@ -12,7 +12,6 @@ use crate::{
     HOLDS_MAX, HoldId, OwnLimitState, OwnTerms, Settled,
     holds::{Expired, Holds},
     side_data::{SIDE_DATA_MIN, SideData},
-    tagged::{put_tagged, tagged},
 };
 
 mod draft;

@@ -33,14 +33,6 @@ const FORGOTTEN_AT_ONCE: usize = 256;
 /// at.
 const FORGET_PAUSE: Duration = Duration::from_secs(1);
 
-/// The answer to the reservation of a known id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct KnownAnswer {
-    pub(super) decision: Decision,
-    /// Whether the hold is open: neither settled nor expired.
-    pub(super) is_open: bool,
-}
-
 /// How many holds have expired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expired {
@@ -154,11 +146,14 @@ impl Holds {
     }
 
     /// The answer to the reservation of this id, if it is known.
-    pub(super) fn answer(&self, id: &HoldId) -> Option<KnownAnswer> {
-        let known = |answer: HoldAnswer, is_open| KnownAnswer { decision: answer.decision(), is_open };
-        let held = self.each.iter().find(|hold| hold.id == *id);
-        held.map(|hold| known(hold.answer, hold.state == HoldState::Open))
-            .or_else(|| self.ended.get(id).map(|ended| known(ended.answer, false)))
+    pub(super) fn answer(&self, id: &HoldId) -> Option<Decision> {
+        let held = self.each.iter().find(|hold| hold.id == *id).map(|hold| hold.answer);
+        held.or_else(|| self.ended.get(id).map(|ended| ended.answer)).map(HoldAnswer::decision)
+    }
+
+    /// Whether the hold of this id is open: neither settled nor expired.
+    pub(super) fn is_open(&self, id: &HoldId) -> bool {
+        self.each.iter().any(|hold| hold.id == *id && hold.state == HoldState::Open)
     }
 
     /// The limit of the counter alone, without the places that open holds keep.

@@ -18,7 +18,6 @@ mod slot_copy;
 mod slot_data;
 mod subscribers;
 mod table;
-mod tagged;
 
 pub use budget::{BYTES_MIN, MemoryReservation};
 pub use check::{Check, CheckRole, LimitOrigin, OnFull, OnRefusal, Refusal, refuses};

@@ -329,13 +329,6 @@ pub fn decide_set(
     Decisions::new(decisions, charged)
 }
 
-/// The effect of an operation on a counter with leased hits.
-pub(super) struct LeasedDecision {
-    pub(super) decision: Decision,
-    /// Whether the decision would differ if the leased hits were returned.
-    pub(super) depends_on_leases: bool,
-}
-
 /// Decides an operation with `leased` hits counted as charged now.
 pub(super) fn decide_leased(
     limit: &Limit,
@@ -343,9 +336,9 @@ pub(super) fn decide_leased(
     operation: Operation,
     leased: u64,
     now: Timestamp,
-) -> LeasedDecision {
+) -> Decision {
     if leased == 0 {
-        return LeasedDecision { decision: limit.decide(counter, now, operation), depends_on_leases: false };
+        return limit.decide(counter, now, operation);
     }
     let mut full = counter.clone();
     limit.charge_at(&mut full, leased, now, now);
@@ -356,15 +349,28 @@ pub(super) fn decide_leased(
     if limit.is_changed_by(operation, passes) {
         *counter = unleased;
     }
-    let decision = if passes {
+    if passes {
         Decision { remaining: with_leases.remaining, ..bare }
     } else {
         Decision { receipt: None, ..with_leases }
-    };
-    let depends_on_leases = match operation {
-        Operation::Peek | Operation::Charge(_) => !passes && bare.verdict.passes(),
+    }
+}
+
+/// Whether the decision of [`decide_leased`] would differ if the `leased` hits were returned.
+pub(super) fn depends_on_leases(
+    limit: &Limit,
+    counter: &Counter,
+    operation: Operation,
+    leased: u64,
+    now: Timestamp,
+) -> bool {
+    let mut after = counter.clone();
+    let passes = decide_leased(limit, &mut after, operation, leased, now).verdict.passes();
+    match operation {
+        Operation::Peek | Operation::Charge(_) => {
+            !passes && limit.decide(&mut counter.clone(), now, operation).verdict.passes()
+        }
         // A refund gives back no more than was charged.
-        Operation::Refund(_) => limit.idle_at(counter) <= now,
-    };
-    LeasedDecision { decision, depends_on_leases }
+        Operation::Refund(_) => limit.idle_at(&after) <= now,
+    }
 }

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use serde::{Deserialize, Serialize};
 
 use crate::algorithm::{
-    DebtCounter, DebtReceipt, LogCounter, LogReceipt, PenaltyRecord, SlidingCounter, SlidingReceipt,
+    DebtCounter, DebtReceipt, LogCounter, LogEntry, PenaltyRecord, SlidingCounter, SlidingReceipt,
     StepCounter, StepReceipt, WindowCounter, WindowReceipt,
 };
 
@@ -28,9 +28,9 @@ pub enum Counter {
 
 /// A counter with a record of refusals or penalties.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PenalizedCounter {
-    /// The counter of the limit without its penalty.
-    pub(crate) counter: Counter,
+pub struct PenalizedCounter<C = Counter> {
+    /// The counter of the limit without its penalty. Invariant: has no record itself.
+    pub(crate) counter: C,
     pub(crate) record: PenaltyRecord,
 }
 
@@ -42,7 +42,7 @@ pub enum Receipt {
     /// The receipt of a charge to a window that slides.
     Sliding(SlidingReceipt),
     /// The receipt of a charge with an entry in a log.
-    Log(LogReceipt),
+    Log(LogEntry),
     /// The receipt of a charge to a debt.
     Debt(DebtReceipt),
     /// The receipt of a charge in a step.
@@ -236,7 +236,7 @@ variants! {
     Receipt:
     Window(WindowReceipt),
     Sliding(SlidingReceipt),
-    Log(LogReceipt),
+    Log(LogEntry),
     Debt(DebtReceipt),
     Step(StepReceipt),
 }

@@ -90,7 +90,8 @@ fn closed_if_still(bucket: TokenBucket) -> TokenBucket {
 }
 
 /// A limit with a penalty.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(PlainLimit, Penalty)")]
 pub struct Penalized {
     // Invariant: the limit has no penalty itself.
     both: Box<(Limit, Penalty)>,

@@ -54,7 +54,7 @@ pub use log_counter::{LogEntry, SentChanges as SentLogChanges};
 pub use penalty::PenaltyRecord;
 pub use penalty::{Penalty, PenaltyState};
 pub use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
-pub use sliding_log::{LogReceipt, SlidingLog};
+pub use sliding_log::SlidingLog;
 pub use sliding_window::{SlidingCounter, SlidingReceipt, SlidingWindow};
 pub use stepped_bucket::{StepCounter, StepReceipt, SteppedBucket};
 pub use token_bucket::TokenBucket;
@@ -183,6 +183,16 @@ pub enum Admission {
     /// A call holds places until its end. Its caller frees them, so no time is known at which they are free.
     InFlight,
 }
+
+/// Makes methods that answer as those of another algorithm do, which `$inner` returns.
+macro_rules! forward {
+    ($inner:ident: $(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+        fn $name(&self, $($argument: $type),*) $(-> $result)? {
+            self.$inner().$name($($argument),*)
+        }
+    )*};
+}
+pub(crate) use forward;
 
 /// A rate limiting algorithm.
 pub trait Algorithm: Clone {

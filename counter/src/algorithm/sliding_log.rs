@@ -31,10 +31,6 @@ pub struct SlidingLog {
     pub excess: Excess,
 }
 
-/// A charge at one instant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LogReceipt(LogEntry);
-
 impl SlidingLog {
     /// Whether charges are counted by sub-windows, not each on its own.
     pub fn has_sub_windows(&self) -> bool {
@@ -62,7 +58,7 @@ impl SlidingLog {
         counter.total - left.map(|entry| entry.hits).sum::<u64>()
     }
 
-    fn charge(&self, counter: &mut LogCounter, now: Timestamp, hits: u64) -> (bool, Option<LogReceipt>) {
+    fn charge(&self, counter: &mut LogCounter, now: Timestamp, hits: u64) -> (bool, Option<LogEntry>) {
         let sum = self.sum(counter, now);
         let left = self.limit.saturating_sub(sum);
         let (passes, taken) = self.excess.admitted(hits, left);
@@ -72,7 +68,7 @@ impl SlidingLog {
             counter.add(entry);
             self.bound(counter);
         }
-        (passes, (hits <= left).then_some(LogReceipt(entry)))
+        (passes, (hits <= left).then_some(entry))
     }
 
     /// Removes `hits` that still count, the oldest first, or as many as there are.
@@ -135,11 +131,11 @@ impl SlidingLog {
 
 impl Algorithm for SlidingLog {
     type Counter = LogCounter;
-    type Receipt = LogReceipt;
+    type Receipt = LogEntry;
     const ADMISSION: Admission = Admission::AtOnce;
     const LEASABLE: bool = false;
 
-    fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogReceipt> {
+    fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogEntry> {
         let (hits, passes, receipt) = match operation {
             Operation::Peek => (1, self.sum(counter, now) < self.limit, None),
             Operation::Charge(hits) => {
@@ -159,7 +155,7 @@ impl Algorithm for SlidingLog {
         })
     }
 
-    fn undo(&self, counter: &mut LogCounter, LogReceipt(charge): LogReceipt, _now: Timestamp) {
+    fn undo(&self, counter: &mut LogCounter, charge: LogEntry, _now: Timestamp) {
         if let Some(index) = counter.index_of(ChargePosition::Instant(charge.at)) {
             counter.remove_at(index, charge.hits);
         }
@@ -216,7 +212,7 @@ impl Algorithm for SlidingLog {
         held: &[HeldCharge],
         hits: u64,
         now: Timestamp,
-    ) -> Decision<LogReceipt> {
+    ) -> Decision<LogEntry> {
         self.forget(counter, now);
         let rest = counter.remove_newest_unheld(held, hits);
         self.decide(counter, now, Operation::Refund(rest))

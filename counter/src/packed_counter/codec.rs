@@ -7,10 +7,10 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     algorithm::{
-        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenaltyRecord, SentLogChanges, SlidingCounter,
-        StepCounter, WindowCounter,
+        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenalizedCounter, PenaltyRecord, SentLogChanges,
+        SlidingCounter, StepCounter, WindowCounter,
     },
-    packed_counter::layout::{Large, MILLISECOND, Millis, PackedCounter, PackedPenalized, UsedShare},
+    packed_counter::layout::{Large, MILLISECOND, Millis, PackedCounter, UsedShare},
     time::Timestamp,
 };
 
@@ -70,7 +70,7 @@ impl PackedCounter {
         let age = |instant| Age::new(instant, now);
         match self {
             Self::Penalized(penalized) => {
-                let PackedPenalized { counter, record } = &**penalized;
+                let PenalizedCounter { counter, record } = &**penalized;
                 let PenaltyRecord { refusals, has_passed, penalties, until, forgotten_at } = record;
                 let mut fields = Vec::new();
                 let tag = counter.write(now, &mut fields);
@@ -287,6 +287,21 @@ pub fn number_bytes(number: u64) -> usize {
 /// The encoded bytes of a value.
 pub fn put<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("numbers in memory are always written")
+}
+
+/// Appends a record: a tag, a length and the fields.
+pub fn put_tagged(bytes: &mut Vec<u8>, tag: u8, fields: &[u8]) {
+    bytes.push(tag);
+    append(bytes, &fields.len());
+    bytes.extend_from_slice(fields);
+}
+
+/// Splits off the tag and the fields of what [`put_tagged`] has written.
+pub fn tagged(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (tag, rest) = bytes.split_first()?;
+    let (length, rest) = postcard::take_from_bytes(rest).ok()?;
+    let (fields, rest) = rest.split_at_checked(length)?;
+    Some((*tag, fields, rest))
 }
 
 /// Appends encoded fields, and returns their tag.

@@ -105,10 +105,11 @@ impl ReservationDraft {
             has_ended: false,
         };
         for (check, Reserve { counter, limit, terms, hits, leased }) in each.iter().enumerate() {
-            let known = counters[*counter].holds().and_then(|holds| holds.answer(&terms.id));
-            if let Some(known) = known {
-                draft.decisions.push(known.decision);
-                draft.has_ended |= !known.is_open;
+            if let Some(holds) = counters[*counter].holds()
+                && let Some(known) = holds.answer(&terms.id)
+            {
+                draft.decisions.push(known);
+                draft.has_ended |= !holds.is_open(&terms.id);
                 continue;
             }
             let (first, before) = draft.counters[*counter].take().unwrap_or_else(|| {
@@ -118,8 +119,7 @@ impl ReservationDraft {
             let limit = &*counters[*counter].limit_without_holds(limit);
             let charge = |limit: &Limit| {
                 let mut after = before.clone();
-                let decision =
-                    decide_leased(limit, &mut after, Operation::Charge(*hits), *leased, now.now).decision;
+                let decision = decide_leased(limit, &mut after, Operation::Charge(*hits), *leased, now.now);
                 (decision, after)
             };
             let traceless = limit.without_refused_charges();
@@ -152,7 +152,7 @@ impl ReservationDraft {
             }
             let mut copy = counters[*counter].counter(limit, now);
             let limit = &*counters[*counter].limit_without_holds(limit);
-            let left = decide_leased(limit, &mut copy, Operation::Peek, *leased, now.now).decision;
+            let left = decide_leased(limit, &mut copy, Operation::Peek, *leased, now.now);
             *decision = decision.after_take_back(&left);
         }
         let charged = SmallVec::from_elem(0, each.len());

@@ -18,6 +18,7 @@ use crate::{
     holds::Holds,
     operation::{
         CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, charged_counter, decide_leased,
+        depends_on_leases,
     },
     side_data::OwnLimit,
 };
@@ -158,9 +159,8 @@ impl HeldCounter {
             return false;
         }
         let limit = origin.replaced_by(self.own_terms(now.now)).map_or(limit, |own| &own.limit);
-        let depends = |operation| {
-            decide_leased(limit, &mut self.counter(limit, now), operation, leased, now.now).depends_on_leases
-        };
+        let depends =
+            |operation| depends_on_leases(limit, &self.counter(limit, now), operation, leased, now.now);
         match operation {
             CounterOperation::Decide(operation) => depends(*operation),
             CounterOperation::Reserve { hits, .. } => depends(Operation::Charge(*hits)),
@@ -221,7 +221,7 @@ impl HeldCounter {
             Operation::Refund(hits) if taken == 0 => self.refund(&reduced, hits, now),
             Operation::Peek | Operation::Charge(_) | Operation::Refund(_) => {
                 self.update(&reduced, now, |limit, counter| {
-                    decide_leased(limit, counter, operation, taken, now.now).decision
+                    decide_leased(limit, counter, operation, taken, now.now)
                 })
             }
         }
@@ -258,7 +258,7 @@ impl HeldCounter {
     ) -> (OperationOutcome, bool) {
         self.forget_side_data(now.now);
         if let Some(known) = self.holds().and_then(|holds| holds.answer(&terms.id)) {
-            return (OperationOutcome::new(known.decision, 0), false);
+            return (OperationOutcome::new(known, 0), false);
         }
         if !room.has(self.holds(), &terms.id, 1, Holds::bytes_of_one(&terms.id)) {
             return (OperationOutcome::exhausted(), false);

@@ -1,6 +1,6 @@
 //! The wire format of holds. Their instants are sent as ages, except the ends of windows.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tollgate_counter::{
     packed_counter::{Age, DecodeClock, Decoded, put},
     time::Timestamp,
@@ -23,14 +23,8 @@ const ID_BYTES_MAX: usize = 6;
 /// The largest encoded position of an entry, in bytes.
 const POSITION_BYTES_MAX: usize = 4;
 
-/// Holds, and in a copy of changes the ids of those that are gone.
-#[derive(Serialize, Deserialize)]
-struct ChangedHolds<H> {
-    holds: H,
-    // Not present if all holds are here.
-    gone: Option<Vec<HoldId>>,
-    positions: Vec<Option<u16>>,
-}
+/// Holds, the ids of those that are gone unless all holds are here, and the positions of their entries.
+type ChangedHolds = (Holds, Option<Vec<HoldId>>, Vec<Option<u16>>);
 
 impl Holds {
     /// The encoded holds.
@@ -39,7 +33,7 @@ impl Holds {
         let holds = self.clone().moved(age, |end| end);
         if self.accompanies_changes() {
             let HoldChanges { gone, is_partial, positions, .. } = &self.changes;
-            put(&ChangedHolds { holds, gone: is_partial.then(|| gone.clone()), positions: positions.clone() })
+            put(&(holds, is_partial.then_some(gone), positions))
         } else {
             put(&holds)
         }
@@ -70,9 +64,7 @@ impl Holds {
 
     /// Decodes a copy of the changes since an earlier copy, or one that accompanies the changes of a counter.
     pub(crate) fn read_changes(bytes: &[u8], clock: DecodeClock) -> Decoded<Holds> {
-        read_all(bytes, |ChangedHolds { holds, gone, positions }: ChangedHolds<Self>| {
-            holds.decoded(gone, positions, clock)
-        })
+        read_all(bytes, |(holds, gone, positions): ChangedHolds| holds.decoded(gone, positions, clock))
     }
 
     fn decoded(

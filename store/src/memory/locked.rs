@@ -224,7 +224,7 @@ impl LockedSlots<'_> {
         let mut counter = self.copy(key, limit);
         let limit = limit.without_rate(rate);
         let leased = self.leased(key).saturating_add(hits);
-        decide_leased(&limit, &mut counter, operation, leased, self.now).decision
+        decide_leased(&limit, &mut counter, operation, leased, self.now)
     }
 
     /// What is granted of the counter of `key`.

@@ -1,11 +1,9 @@
 //! Usage on another replica that is still to be merged into a counter.
 
 use tollgate_counter::{
-    packed_counter::{DecodeClock, Decoded, PackedCounter, number_bytes},
+    packed_counter::{DecodeClock, Decoded, PackedCounter, number_bytes, put_tagged, tagged},
     time::Timestamp,
 };
-
-use crate::tagged::{put_tagged, tagged};
 
 /// Usage on another replica: a counter, less the counter that it started from. Its weight depends on the limit, so it
 /// waits for the next check.

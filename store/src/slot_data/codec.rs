@@ -5,16 +5,13 @@
 
 use tollgate_counter::{
     descriptor::Key,
-    packed_counter::{Age, DecodeClock, Decoded, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put},
+    packed_counter::{
+        Age, DecodeClock, Decoded, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put, put_tagged, tagged,
+    },
     time::{Lead, Timestamp},
 };
 
-use crate::{
-    SlotData,
-    side_data::SIDE_DATA_MIN,
-    slot_data::SlotDataExtent,
-    tagged::{put_tagged, tagged},
-};
+use crate::{SlotData, side_data::SIDE_DATA_MIN, slot_data::SlotDataExtent};
 
 /// The first byte.
 const VERSION: u8 = 3;
