@@ -141,10 +141,9 @@ impl ActiveView<'_> {
             .map(|(descriptor, found)| DescriptorExplanation {
                 levels: match found {
                     AppliedLimit::Override(..) => Vec::new(),
-                    AppliedLimit::Nothing
-                    | AppliedLimit::Unlimited(_)
-                    | AppliedLimit::Rule(..)
-                    | AppliedLimit::LookedUp(..) => domain.trace(descriptor.entries),
+                    AppliedLimit::Nothing | AppliedLimit::Unlimited(_) | AppliedLimit::Rule(..) => {
+                        domain.trace(descriptor.entries)
+                    }
                 },
                 rule: found.rule(),
                 replaced_by: replacing(found, &applied),

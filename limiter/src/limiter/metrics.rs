@@ -93,10 +93,7 @@ impl LimiterMetrics {
                 self.unmatched_examples.add(&domain.name, descriptor.entries);
             }
             AppliedLimit::Override(..) => self.overrides.add(outcome),
-            AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, _) => {
-                count_rule(matched, descriptor, outcome);
-            }
-            AppliedLimit::LookedUp(matched, ..) => {
+            AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, ..) => {
                 if status.limit_unknown {
                     self.unknown_limits.increase();
                 }

@@ -41,8 +41,7 @@ pub struct Plan {
 enum PlannedLimit {
     Nothing,
     Unlimited(MatchPosition),
-    Rule(MatchPosition),
-    LookedUp(MatchPosition, LookedUp),
+    Rule(MatchPosition, Option<LookedUp>),
     Override(Override),
 }
 
@@ -235,15 +234,8 @@ impl PlannedLimit {
         match (applied, position) {
             (AppliedLimit::Override(sent, _), _) => Self::Override(*sent),
             (AppliedLimit::Unlimited(_), Some(position)) => Self::Unlimited(position),
-            (AppliedLimit::Rule(..), Some(position)) => Self::Rule(position),
-            (AppliedLimit::LookedUp(.., looked_up), Some(position)) => Self::LookedUp(position, *looked_up),
-            (
-                AppliedLimit::Nothing
-                | AppliedLimit::Unlimited(_)
-                | AppliedLimit::Rule(..)
-                | AppliedLimit::LookedUp(..),
-                _,
-            ) => Self::Nothing,
+            (AppliedLimit::Rule(.., looked_up), Some(position)) => Self::Rule(position, *looked_up),
+            (AppliedLimit::Nothing | AppliedLimit::Unlimited(_) | AppliedLimit::Rule(..), _) => Self::Nothing,
         }
     }
 
@@ -253,13 +245,9 @@ impl PlannedLimit {
         let applied = match self {
             Self::Nothing => None,
             Self::Unlimited(position) => rules.match_at(position).map(AppliedLimit::Unlimited),
-            Self::Rule(position) => rules.match_at(position).and_then(|matched| {
+            Self::Rule(position, looked_up) => rules.match_at(position).and_then(|matched| {
                 let limit = RequestLimit::new(Cow::Borrowed(matched.rule.limit()?), Charging::AsRules);
-                Some(AppliedLimit::Rule(matched, limit))
-            }),
-            Self::LookedUp(position, looked_up) => rules.match_at(position).and_then(|matched| {
-                let limit = RequestLimit::new(Cow::Borrowed(matched.rule.limit()?), Charging::AsRules);
-                Some(AppliedLimit::LookedUp(matched, limit, looked_up))
+                Some(AppliedLimit::Rule(matched, limit, looked_up))
             }),
             Self::Override(sent) => Some(AppliedLimit::from_override(sent, Charging::AsRules)),
         };
