@@ -128,7 +128,7 @@ impl PackedCounter {
             let packed = counter.pack(algorithm, UsedShare::new(algorithm.allowance(), &decision))?;
             // What is replaced was unpacked, so there is nothing to drop.
             mem::forget(mem::replace(self, packed));
-            Some(decision.keep_receipt(|receipt| keep(receipt.into_enum())))
+            Some(decision.keep_receipt(|receipt| keep(receipt.into())))
         })
     }
 
@@ -164,15 +164,13 @@ impl PackedCounter {
                 large.used = UsedShare::new(limit.allowance(), &decision);
                 decision
             }
-            // Without a copy, because it may be long.
-            Self::Penalized(_) => {
+            // Without a copy, because one with a record may be long.
+            Self::Penalized(_)
+            | Self::Window { .. }
+            | Self::Sliding { .. }
+            | Self::Debt { .. }
+            | Self::Step { .. } => {
                 let mut counter = mem::replace(self, Self::TAKEN).into_counter(limit);
-                let decision = action(&mut counter);
-                *self = Self::new(limit, counter, &decision);
-                decision
-            }
-            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
-                let mut counter = self.counter(limit);
                 let decision = action(&mut counter);
                 *self = Self::new(limit, counter, &decision);
                 decision
@@ -185,7 +183,7 @@ impl PackedCounter {
         match self {
             Self::Large(large) => large.counter.clone(),
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
-                each_algorithm!(limit.plain(), limit => unpack(self, limit).unwrap_or_default().into_enum())
+                each_algorithm!(limit.plain(), limit => unpack(self, limit).unwrap_or_default().into())
             }
             Self::Penalized(penalized) => {
                 let PenalizedCounter { counter, record } = &**penalized;
@@ -244,22 +242,15 @@ impl PackedCounter {
     }
 
     fn copy_with(&mut self, copy: impl FnOnce(&mut LogCounter) -> LogCounter) -> Self {
-        match self {
-            Self::Large(large) => match &mut large.counter {
-                Counter::Log(log) => Self::large(large.used, large.idle_at, Counter::Log(copy(log))),
-                Counter::Window(_)
-                | Counter::Sliding(_)
-                | Counter::Debt(_)
-                | Counter::Step(_)
-                | Counter::Penalized(_) => self.clone(),
-            },
-            Self::Penalized(penalized) => {
-                Self::penalized(penalized.counter.copy_with(copy), penalized.record)
-            }
-            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
-                self.clone()
-            }
+        if let Self::Penalized(penalized) = self {
+            return Self::penalized(penalized.counter.copy_with(copy), penalized.record);
         }
+        if let Self::Large(large) = self
+            && let Counter::Log(log) = &mut large.counter
+        {
+            return Self::large(large.used, large.idle_at, Counter::Log(copy(log)));
+        }
+        self.clone()
     }
 
     /// Whether only the changes of a log are here.

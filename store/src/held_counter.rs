@@ -1,6 +1,6 @@
 //! A counter with its side data, in every store.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use tollgate_counter::{
     algorithm::{Counter, Decision, Limit, Operation},
@@ -9,7 +9,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    HOLDS_MAX, HoldId, OwnLimitState, OwnTerms, Settled,
+    CounterDetails, HOLDS_MAX, HoldId, OwnLimitState, OwnTerms, Settled,
     holds::{Expired, Holds},
     side_data::{SIDE_DATA_MIN, SideData},
 };
@@ -84,6 +84,16 @@ impl HeldCounter {
     /// The limit of its own as it applies at `now`; `None` if there is none and none was removed lately.
     pub(super) fn own_limit_state(&self, now: Timestamp) -> Option<OwnLimitState> {
         self.side_data()?.own.as_ref().map(|own| own.state(now))
+    }
+
+    /// What a peek does not tell of this counter, which is unpacked to `counter`.
+    pub(super) fn details(&self, limit: &Limit, counter: &Counter, now: Timestamp) -> CounterDetails {
+        CounterDetails {
+            holds: Arc::new(self.holds().map(|holds| holds.list(now)).unwrap_or_default()),
+            penalty: limit.penalty_state(counter, now),
+            subscribers: None,
+            own_limit: self.own_limit_state(now),
+        }
     }
 
     /// The hits that are leased to other replicas.

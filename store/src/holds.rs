@@ -103,14 +103,18 @@ impl Holds {
         self.each.is_empty() && self.ended.is_empty()
     }
 
+    fn each_open(&self) -> impl Iterator<Item = &Hold> {
+        self.each.iter().filter(|hold| hold.state == HoldState::Open)
+    }
+
     /// The number of open holds.
     pub(super) fn open(&self) -> usize {
-        self.each.iter().filter(|hold| hold.state == HoldState::Open).count()
+        self.each_open().count()
     }
 
     /// The open holds as of `now`.
     pub(super) fn list(&self, now: Timestamp) -> OpenHolds {
-        let mut open: Vec<&Hold> = self.each.iter().filter(|hold| hold.state == HoldState::Open).collect();
+        let mut open: Vec<&Hold> = self.each_open().collect();
         open.sort_by_key(|hold| hold.expires_at);
         let first = open.iter().take(LISTED_HOLDS_MAX).map(|hold| OpenHold {
             id: hold.id.clone(),
@@ -153,7 +157,7 @@ impl Holds {
 
     /// Whether the hold of this id is open: neither settled nor expired.
     pub(super) fn is_open(&self, id: &HoldId) -> bool {
-        self.each.iter().any(|hold| hold.id == *id && hold.state == HoldState::Open)
+        self.each_open().any(|hold| hold.id == *id)
     }
 
     /// The limit of the counter alone, without the places that open holds keep.
@@ -173,7 +177,7 @@ impl Holds {
         hits: u64,
         now: Timestamp,
     ) -> Decision {
-        let open = self.each.iter().filter(|hold| hold.state == HoldState::Open && !hold.keeps_places(limit));
+        let open = self.each_open().filter(|hold| !hold.keeps_places(limit));
         let held: Vec<HeldCharge> = open.map(|hold| hold.held).collect();
         self.limit_without_holds(limit).refund_beside(counter, &held, hits, now)
     }
@@ -389,8 +393,8 @@ impl Holds {
     }
 
     fn set_next_expiry(&mut self) {
-        let open = self.each.iter().filter(|hold| hold.state == HoldState::Open);
-        self.next_expiry = open.map(|hold| hold.expires_at).min().unwrap_or(Timestamp::MAX);
+        let next = self.each_open().map(|hold| hold.expires_at).min();
+        self.next_expiry = next.unwrap_or(Timestamp::MAX);
     }
 
     /// Forgets holds whose retention has ended.

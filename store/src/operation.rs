@@ -110,7 +110,7 @@ pub enum HoldOutcome {
 }
 
 /// The side data of a counter, which a peek does not tell.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CounterDetails {
     /// The open holds.
     pub holds: Arc<OpenHolds>,

@@ -181,11 +181,6 @@ impl TryFrom<(Box<[u8]>, u32)> for HoldId {
 }
 
 impl HoldTerms {
-    /// The id.
-    pub fn id(&self) -> &HoldId {
-        &self.id
-    }
-
     /// The time until the hold expires.
     pub fn ttl(&self) -> Duration {
         self.ttl

@@ -82,6 +82,22 @@ impl<E: WindowExcess> FixedWindow<E> {
         }
     }
 
+    /// The counter in the window of `now`. A window that is already later stays: time that goes back frees nothing.
+    #[inline(always)]
+    fn advanced(&self, counter: &WindowCounter, now: Timestamp) -> WindowCounter {
+        // Until the end of its window, a decision needs no division.
+        if now < counter.end { *counter } else { self.advanced_to(counter, self.window.end(now)) }
+    }
+
+    /// The counter in the window that ends at `end`, or in a later one.
+    fn advanced_to(&self, counter: &WindowCounter, end: Timestamp) -> WindowCounter {
+        if end <= counter.end {
+            return *counter;
+        }
+        let carry_over = |count| self.carry_over(count, self.window.windows_between(counter.end, end));
+        WindowCounter { end, count: if counter.count > 0 { carry_over(counter.count) } else { 0 } }
+    }
+
     /// The number of windows until `hits` would pass; `None` if they never pass.
     fn windows_until(&self, hits: u64, count: u64) -> Option<u64> {
         match self.excess.excess() {
@@ -95,7 +111,8 @@ impl<E: WindowExcess> FixedWindow<E> {
         let left = self.limit.saturating_sub(counter.count);
         let is_beyond = E::IS_CLASSIC && counter.count > self.limit;
         let (fits, counted) = self.excess.excess().admitted(hits, left);
-        let receipt = counter.add(counted);
+        counter.count = counter.count.saturating_add(counted);
+        let receipt = WindowReceipt { end: counter.end, hits };
         (fits && !is_beyond, (hits <= left && !is_beyond).then_some(receipt))
     }
 }
@@ -114,8 +131,7 @@ impl<E: WindowExcess> Algorithm for FixedWindow<E> {
         now: Timestamp,
         operation: Operation,
     ) -> Decision<WindowReceipt> {
-        let mut advanced = *counter;
-        advanced.advance(&self.window, now, |count, windows_between| self.carry_over(count, windows_between));
+        let mut advanced = self.advanced(counter, now);
         let (hits, passes, receipt) = match operation {
             Operation::Peek if E::IS_CLASSIC => (1, advanced.count <= self.limit, None),
             Operation::Peek => (1, advanced.count < self.limit, None),
@@ -124,7 +140,7 @@ impl<E: WindowExcess> Algorithm for FixedWindow<E> {
                 (hits, passes, receipt)
             }
             Operation::Refund(hits) => {
-                advanced.remove(hits);
+                advanced.count = advanced.count.saturating_sub(hits);
                 (0, true, None)
             }
         };
@@ -140,7 +156,9 @@ impl<E: WindowExcess> Algorithm for FixedWindow<E> {
     }
 
     fn undo(&self, counter: &mut WindowCounter, receipt: WindowReceipt, _now: Timestamp) {
-        counter.undo(receipt);
+        if receipt.end == counter.end {
+            counter.count = counter.count.saturating_sub(receipt.hits);
+        }
     }
 
     fn idle_at(&self, counter: &WindowCounter) -> Timestamp {
@@ -156,29 +174,34 @@ impl<E: WindowExcess> Algorithm for FixedWindow<E> {
     }
 
     fn since(&self, counter: &WindowCounter, base: &WindowCounter, now: Timestamp) -> WindowCounter {
-        counter
-            .since(base, &self.window, now, |count, windows_between| self.carry_over(count, windows_between))
+        let end = self.window.end(now).max(counter.end).max(base.end);
+        let base = self.advanced_to(base, end);
+        let counter = self.advanced_to(counter, end);
+        WindowCounter { end, count: counter.count.saturating_sub(base.count) }
     }
 
     fn absorb(&self, counter: &mut WindowCounter, other: &WindowCounter, now: Timestamp) {
-        counter.absorb(other, &self.window, now, |count, windows_between| {
-            self.carry_over(count, windows_between)
-        });
+        let current = self.window.end(now).max(counter.end);
+        // The other clock may be ahead; at most one window of that is retained.
+        let end = other.end.min(self.window.end_after(current, 1)).max(current);
+        let other = self.advanced_to(other, end);
+        *counter = self.advanced_to(counter, end);
+        counter.count = counter.count.saturating_add(other.count);
     }
 
     fn clamp_ahead(&self, counter: &mut WindowCounter, at: Timestamp, now: Timestamp) {
-        counter.clamp_ahead(&self.window, at, now);
+        if self.window.end_after(self.window.end(now), 1) < counter.end {
+            counter.end = self.window.end_after(self.window.end(at), 1);
+        }
     }
 
     fn weight(&self, counter: &WindowCounter, _place: ChargePosition, now: Timestamp) -> u128 {
-        let mut advanced = *counter;
-        advanced.advance(&self.window, now, |count, windows| self.carry_over(count, windows));
-        advanced.count.into()
+        self.advanced(counter, now).count.into()
     }
 
     fn lighten(&self, counter: &mut WindowCounter, _held: &HeldCharge, units: u128, now: Timestamp) {
-        counter.advance(&self.window, now, |count, windows| self.carry_over(count, windows));
-        counter.remove(u64::try_from(units).unwrap_or(u64::MAX));
+        *counter = self.advanced(counter, now);
+        counter.count = counter.count.saturating_sub(u64::try_from(units).unwrap_or(u64::MAX));
     }
 
     fn allowance(&self) -> u64 {

@@ -91,12 +91,8 @@ impl PackedCounter {
             Self::Large(large) => {
                 let Large { counter, idle_at, used } = &**large;
                 match counter {
-                    Counter::Window(WindowCounter { end, count }) => {
-                        with_fields(bytes, LARGE_WINDOW, &(used, idle_at, end, count))
-                    }
-                    Counter::Sliding(SlidingCounter { end, previous, current }) => {
-                        with_fields(bytes, LARGE_SLIDING, &(used, idle_at, end, previous, current))
-                    }
+                    Counter::Window(window) => with_fields(bytes, LARGE_WINDOW, &(used, idle_at, window)),
+                    Counter::Sliding(sliding) => with_fields(bytes, LARGE_SLIDING, &(used, idle_at, sliding)),
                     Counter::Debt(DebtCounter { paid_at, rest }) => {
                         with_fields(bytes, LARGE_DEBT, &(used, age(*idle_at), age(*paid_at), rest))
                     }
@@ -123,23 +119,12 @@ impl PackedCounter {
 
     /// The size of the encoded fields at any instant, in bytes, at most.
     pub fn encoded_bytes_max(&self) -> usize {
-        match self {
-            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
-                FIELDS_BYTES_MAX
-            }
-            Self::Large(large) => match &large.counter {
-                Counter::Window(_)
-                | Counter::Sliding(_)
-                | Counter::Debt(_)
-                | Counter::Step(_)
-                | Counter::Penalized(_) => FIELDS_BYTES_MAX,
-                Counter::Log(log) => {
-                    let entries = log.hits().map(|(_, hits)| NUMBER_BYTES_MAX + number_bytes(hits));
-                    FIELDS_BYTES_MAX + entries.sum::<usize>() + log.edited() * EDIT_BYTES_MAX
-                }
-            },
-            Self::Penalized(penalized) => RECORD_BYTES_MAX + penalized.counter.encoded_bytes_max(),
+        if let Self::Penalized(penalized) = self {
+            return RECORD_BYTES_MAX + penalized.counter.encoded_bytes_max();
         }
+        let Some(log) = self.log() else { return FIELDS_BYTES_MAX };
+        let entries = log.hits().map(|(_, hits)| NUMBER_BYTES_MAX + number_bytes(hits));
+        FIELDS_BYTES_MAX + entries.sum::<usize>() + log.edited() * EDIT_BYTES_MAX
     }
 
     /// Decodes the fields of a tag.

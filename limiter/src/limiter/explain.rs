@@ -274,7 +274,7 @@ impl ActiveView<'_> {
         }
         let slots = self.limiter.memory.slots();
         let (mut limits, mut looked_at) = (Vec::new(), 0);
-        let mut after = after.map(OwnLimitPosition::slot_and_key);
+        let mut after = after.map(|OwnLimitPosition { slot, key }| (slot, key));
         let mut slot = 0;
         let mut at_once = SLOTS_AT_ONCE_MIN;
         'slots: while slot < slots {
@@ -287,7 +287,7 @@ impl ActiveView<'_> {
                     after = Some((slot, key));
                     looked_at += 1;
                     if limits.len() == most || looked_at == LOOKED_AT_MAX {
-                        return Ok((limits, Some(OwnLimitPosition::after(slot, key))));
+                        return Ok((limits, Some(OwnLimitPosition { slot, key })));
                     }
                 }
                 if has_more {

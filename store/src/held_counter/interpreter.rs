@@ -17,8 +17,7 @@ use crate::{
     },
     holds::Holds,
     operation::{
-        CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, charged_counter, decide_leased,
-        depends_on_leases,
+        CounterOperation, HoldOutcome, OperationOutcome, charged_counter, decide_leased, depends_on_leases,
     },
     side_data::OwnLimit,
 };
@@ -129,12 +128,7 @@ impl HeldCounter {
             }
             CounterOperation::RefundOnce { terms, hits } => self.refund_once(limit, terms, *hits, now, room),
             CounterOperation::Show => {
-                let shown = CounterDetails {
-                    holds: Arc::new(self.holds().map(|holds| holds.list(now.now)).unwrap_or_default()),
-                    penalty: limit.penalty_state(&self.counter(limit, now), now.now),
-                    subscribers: None,
-                    own_limit: self.own_limit_state(now.now),
-                };
+                let shown = self.details(limit, &self.counter(limit, now), now.now);
                 let hold = HoldOutcome::Shown(Arc::new(shown));
                 let peek = self.change(limit, now, |_, _| ());
                 (OperationOutcome { hold, ..decided(peek) }, false)

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use smallvec::SmallVec;
 use tollgate_counter::{
-    algorithm::{Counter, Decision, Limit, Operation, PenaltyState},
+    algorithm::{Decision, Limit, Operation, PenaltyState},
     descriptor::Key,
     time::Timestamp,
 };
@@ -107,44 +107,23 @@ impl CounterState {
     /// The state of a counter elsewhere from the outcome of a peek at `now`.
     pub fn from_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
         let peek = outcome.decision;
-        let own = match &outcome.hold {
-            HoldOutcome::Shown(shown) if outcome.own.is_some() => {
-                shown.own_limit.as_ref().and_then(|own| own.terms.as_ref())
-            }
-            _ => None,
-        };
-        let limit = own.map_or(limit, |own| &own.limit);
+        let shown = if let HoldOutcome::Shown(shown) = &outcome.hold { Some(&**shown) } else { None };
+        let details = shown.cloned().unwrap_or_default();
+        let own = details.own_limit.as_ref().filter(|_| outcome.own.is_some());
+        let limit = own.and_then(|own| own.terms.as_ref()).map_or(limit, |own| &own.limit);
         let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
         let idle_at = is_used.then(|| now.after(peek.reset_after));
-        match &outcome.hold {
-            HoldOutcome::Shown(shown) => {
-                let CounterDetails { holds, penalty, subscribers, own_limit } = CounterDetails::clone(shown);
-                let remembered = penalty.map(|penalty| now.after(penalty.forgotten_after));
-                Self { idle_at: idle_at.max(remembered), peek, holds, penalty, subscribers, own_limit }
-            }
-            HoldOutcome::Decided
-            | HoldOutcome::Exhausted
-            | HoldOutcome::Settled(_)
-            | HoldOutcome::Ended
-            | HoldOutcome::OwnLimit(_)
-            | HoldOutcome::OwnLimits(_) => Self::from_peek(idle_at, peek),
-        }
+        let remembered = details.penalty.map(|penalty| now.after(penalty.forgotten_after));
+        Self::new(idle_at.max(remembered), peek, details)
+    }
+
+    pub(super) fn new(idle_at: Option<Timestamp>, peek: Decision, details: CounterDetails) -> Self {
+        let CounterDetails { holds, penalty, subscribers, own_limit } = details;
+        Self { idle_at, peek, holds, penalty, subscribers, own_limit }
     }
 
     /// The limit of its own that decides.
     pub fn own_terms(&self) -> Option<&OwnTerms> {
         self.own_limit.as_ref()?.terms.as_ref()
-    }
-
-    pub(super) fn new(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
-        let idle_at = counter.map(|counter| limit.idle_at(counter)).filter(|idle_at| now < *idle_at);
-        let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
-        let peek = limit.decide(&mut copy, now, Operation::Peek);
-        let penalty = counter.and_then(|counter| limit.penalty_state(counter, now));
-        Self { penalty, ..Self::from_peek(idle_at, peek) }
-    }
-
-    fn from_peek(idle_at: Option<Timestamp>, peek: Decision) -> Self {
-        Self { idle_at, peek, holds: Arc::default(), penalty: None, subscribers: None, own_limit: None }
     }
 }

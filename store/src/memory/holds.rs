@@ -36,7 +36,8 @@ impl Memory {
         now: Timestamp,
         refused: impl Fn(&[Decision]) -> bool,
     ) -> Result<CounterOutcomes, ReserveError> {
-        let mut locked = self.lock_for_holds(checks, now)?;
+        let mut locked = LockedSlots::owned(self, checks, now)?;
+        locked.settle_side_data(checks);
         locked.require_unleased(checks, &refused)?;
         let own = locked.each_own_terms(checks);
         let mut taken: SmallVec<[Taken; 2]> = SmallVec::new();
@@ -84,13 +85,6 @@ impl Memory {
                 Err(ReserveError::Exhausted)
             }
         }
-    }
-
-    /// Locks the slots of the checks, and ends holds that have expired.
-    fn lock_for_holds(&self, checks: &[Check<'_>], now: Timestamp) -> Result<LockedSlots<'_>, NotLocal> {
-        let mut locked = LockedSlots::owned(self, checks, now)?;
-        locked.settle_side_data(checks);
-        Ok(locked)
     }
 
     /// Ends the holds of a slot that have expired, and forgets side data that no longer changes an answer.

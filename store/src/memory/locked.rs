@@ -1,10 +1,6 @@
 //! The locked slots of the checks of one call.
 
-use std::{
-    borrow::Cow,
-    collections::BTreeMap,
-    sync::{Arc, MutexGuard},
-};
+use std::{borrow::Cow, collections::BTreeMap, sync::MutexGuard};
 
 use smallvec::{SmallVec, smallvec};
 use tollgate_counter::{
@@ -16,7 +12,6 @@ use tollgate_counter::{
 use crate::{
     Check, NotLocal, OwnTerms, Slot,
     held_counter::{HeldCounter, Room},
-    holds::Holds,
     memory::{
         CounterState, Memory,
         ownership::{OwnershipTable, SlotOwnership},
@@ -151,20 +146,14 @@ impl LockedSlots<'_> {
 
     /// The state of the counter of `key` by the limit of its own, or by `limit`.
     fn state_by(&self, key: Key, limit: &Limit, own: Option<&OwnTerms>) -> CounterState {
-        let packed = self.table_ref(key).get(key);
+        let held = self.held(key);
         let limit = &own.map_or(limit, |own| &own.limit).without_rate_and_burst(self.granted(key).rate);
-        let counter = packed.map(|packed| packed.corrected(limit, self.memory.at(self.now)));
-        let state = CounterState::new(counter.as_ref(), &self.limit_without_holds(key, limit), self.now);
-        let peek = own.map_or(state.peek, |own| own.allowed(state.peek));
-        let own_limit = self.table_ref(key).side_data(key).and_then(|side_data| side_data.own.as_ref());
-        let own_limit = own_limit.map(|own| own.state(self.now));
-        let holds = self.holds(key).map(|holds| holds.list(self.now)).unwrap_or_default();
-        CounterState { holds: Arc::new(holds), peek, own_limit, ..state }
-    }
-
-    /// The limit of the counter of `key` alone, without the places that its holds keep.
-    pub(super) fn limit_without_holds<'l>(&self, key: Key, limit: &'l Limit) -> Cow<'l, Limit> {
-        self.holds(key).map_or(Cow::Borrowed(limit), |holds| holds.limit_without_holds(limit))
+        let mut counter = held.counter(limit, self.memory.at(self.now));
+        let details = held.details(limit, &counter, self.now);
+        let limit = held.limit_without_holds(limit);
+        let idle_at = Some(limit.idle_at(&counter)).filter(|idle_at| self.now < *idle_at);
+        let peek = limit.decide(&mut counter, self.now, Operation::Peek);
+        CounterState::new(idle_at, own.map_or(peek, |own| own.allowed(peek)), details)
     }
 
     /// Records that the counter of `key` has changed.
@@ -205,11 +194,6 @@ impl LockedSlots<'_> {
     /// The limit that decides on `key`: its own, or `limit`.
     pub(super) fn limit_in_force<'l>(&self, key: Key, limit: &'l Limit) -> Cow<'l, Limit> {
         self.own_terms(key).map_or(Cow::Borrowed(limit), |own| Cow::Owned(own.limit.clone()))
-    }
-
-    /// The holds of `key`.
-    pub(super) fn holds(&self, key: Key) -> Option<&Holds> {
-        self.table_ref(key).holds(key)
     }
 
     /// A copy of the counter of `key`.

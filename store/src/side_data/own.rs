@@ -70,8 +70,10 @@ pub enum OwnLimitRefusal {
 /// Where a list of limits of their own continues: after a key in a slot, or at a cursor of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnLimitPosition {
-    slot: Slot,
-    key: Key,
+    /// The slot, or the number of the server.
+    pub slot: Slot,
+    /// The key in the slot, or the cursor.
+    pub key: Key,
 }
 
 /// Limits of their own of one slot.
@@ -93,16 +95,6 @@ pub struct OwnLimitPage {
 }
 
 impl OwnLimitPosition {
-    /// After `key`, in its slot.
-    pub fn after(slot: Slot, key: Key) -> Self {
-        Self { slot, key }
-    }
-
-    /// The slot, and the key.
-    pub fn slot_and_key(self) -> (Slot, Key) {
-        (self.slot, self.key)
-    }
-
     /// At this cursor of the server with this number.
     pub fn at_cursor(server: u16, cursor: u64) -> Self {
         Self { slot: Slot(server), key: Key::from_halves(0, cursor) }

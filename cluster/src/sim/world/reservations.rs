@@ -79,7 +79,7 @@ impl World {
             self.hold_check(number, *key, actual)
         };
         let checks: Vec<TestCheck> = parts.iter().map(&mut check).collect();
-        let id = self.reservations.get(hold).terms.id().clone();
+        let id = self.reservations.get(hold).terms.id.clone();
         let operations = settle_operations(&calls::of_store(&checks), &id, UnknownId::Remember);
         self.submit_holds(number, OpenCall::for_holds(purpose, checks, operations, self.now));
     }
