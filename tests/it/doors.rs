@@ -7,7 +7,7 @@ use crate::docs::PACKAGES;
 const DOORS: [(&str, &str); 13] = [
     (
         "cluster",
-        "Cluster ClusterSettings ClusterStats ClusterView Files LinkTrust MemberDeparture MemberId MemberState \
+        "Cluster ClusterSettings ClusterStats ClusterView Departure Files LinkTrust MemberDeparture MemberId MemberState \
           MemberView PROTOCOL_VERSION SeedFailures SeedState Trust TrustError Tuning fuzz link",
     ),
     (

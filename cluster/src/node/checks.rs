@@ -49,7 +49,11 @@ impl Router<'_> {
         if let Some(Forward { open, sent_at, .. }) = self.checks.forwarding.take_answered(ticket) {
             return self.reply(open, reply, sent_at);
         }
-        let Some((check, sent_at)) = self.checks.forwarding.take_late(ticket) else { return };
+        let Some(Forward { open: OpenCheck { check, .. }, sent_at, .. }) =
+            self.checks.forwarding.take_late(ticket)
+        else {
+            return;
+        };
         let CheckReply::Decided { outcome, lease } = reply else { return };
         // The owner charges hits that it has lent, unless this replica uses or returns them.
         if let Some(lease) = lease {

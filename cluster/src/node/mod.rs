@@ -17,7 +17,7 @@ use tollgate_rules::ForwardPolicy;
 use tollgate_store::{Memory, Slot, SlotSource, divider::Dividers};
 
 use crate::{
-    MemberId,
+    Departure, MemberId,
     message::{MemberState, Message, RemoteCheck, SlotOwner},
 };
 
@@ -40,20 +40,19 @@ mod tests;
 mod ticks;
 mod view;
 
-pub(crate) use crate::tuning::NodeSettings;
+pub(crate) use context::NodeSettings;
 pub use membership::MemberDeparture;
-pub(crate) use output::NodeStats;
-pub(crate) use output::Ticket;
-pub(crate) use output::{NodeAction, NodeEvent};
+pub(crate) use output::{NodeAction, NodeStats, Ticket};
 pub(crate) use ticks::{TICK, TICK_IDLE};
 pub use view::{ClusterView, MemberView};
 
+use backup_sender::BackedUp;
 use checks::{Checks, Router};
 use context::Context;
 use forwarding::{Forwarding, OpenCheck};
 use joining::Joining;
 use lease_borrower::LeaseBorrower;
-use membership::{Departure, Membership};
+use membership::Membership;
 use output::NodeOutput;
 use slots::Slots;
 use ticks::NodeTicks;
@@ -176,22 +175,25 @@ impl ClusterNode {
         }
         self.heard(from, now);
         if !message.is_in_range(self.slots.len()) {
-            self.out.actions.push(NodeAction::Report(NodeEvent::OutOfRange(from)));
-            return self.depart(from, Departure::Silent, now);
+            self.out.actions.push(NodeAction::LogOutOfRange(from));
+            return self.depart(from, Departure::Forgotten, now);
         }
         let is_of_a_slot = message.last_slot().is_some() && !matches!(message, Message::Hello(_));
         if is_of_a_slot && !self.members.is_synced(from) {
             return;
         }
-        if message.may_move_slots() {
-            self.slots.may_move = true;
-        }
         match message {
-            Message::Hello(hello) => self.receive_hello(from, *hello, now),
-            Message::Dead { members } => {
-                members.into_iter().for_each(|member| self.depart(member, Departure::Proven, now));
+            Message::Hello(hello) => {
+                self.slots.may_move = true;
+                self.receive_hello(from, *hello, now);
             }
-            Message::Member(record) => self.members.update_record(record, now, &mut self.out),
+            Message::Dead { members } => {
+                members.into_iter().for_each(|member| self.depart(member, Departure::Dead, now));
+            }
+            Message::Member(record) => {
+                self.slots.may_move = true;
+                self.members.update_record(record, now, &mut self.out);
+            }
             Message::Status { program, clock } => {
                 self.members.set_status(from, &program, clock, self.wall);
             }
@@ -206,14 +208,17 @@ impl ClusterNode {
         match message {
             Message::Hello(_) | Message::Member(_) | Message::Dead { .. } | Message::Status { .. } => {}
             Message::Owns { slot, epoch, origin } => {
+                slots.may_move = true;
                 slots.receive_owner(slot, SlotOwner { epoch, member: from }, origin, cx);
             }
             Message::HandOff(hand_off) => slots.receive_hand_off(from, *hand_off, cx),
             Message::HandOffAck(id) => slots.receive_hand_off_ack(id, cx),
             Message::Backup { slot, copy, after } => slots.receive_backup(from, slot, copy, after, cx),
-            Message::BackupAck { slot, version } => slots.receive_backup_ack(from, slot, version, cx),
+            Message::BackupAck { slot, version } => {
+                slots.receive_backup_answer(from, slot, version, BackedUp::Yes, cx);
+            }
             Message::BackupRefused { slot, version } => {
-                slots.receive_backup_refused(from, slot, version, cx);
+                slots.receive_backup_answer(from, slot, version, BackedUp::No, cx);
             }
             Message::BackupBaseMissing { slot } => slots.receive_base_missing(from, slot, cx),
             Message::RecoveryQuery { slot, best } => {
@@ -242,7 +247,7 @@ impl ClusterNode {
             return;
         }
         for peer in self.members.too_silent(now) {
-            self.depart(peer, Departure::Silent, now);
+            self.depart(peer, Departure::Forgotten, now);
         }
         let was_isolated = self.members.is_isolated();
         self.members.tick(now, self.wall, &mut self.out);
@@ -319,7 +324,7 @@ impl ClusterNode {
         self.members.has_drained_long(now)
             && !self.checks.forwarding.has_peer_checks()
             && !self.slots.backup_sender.has_unanswered()
-            && !self.slots.ownership.has_hand_offs()
+            && self.slots.ownership.hand_offs.is_empty()
             && !self.slots.are_needed(&self.members)
     }
 
