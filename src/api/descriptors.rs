@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tollgate_counter::{algorithm::Operation, descriptor::Entry};
-use tollgate_limiter::limiter::{self, Override, RequestBounds, TooLarge, UnknownUnit};
+use tollgate_limiter::limiter::{self, Override, RequestBounds, UnknownUnit};
 use tollgate_rules::Unit;
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields};
+
+use crate::api::error::RequestFault;
 
 /// Decoded descriptors.
 #[derive(Debug, Default)]
@@ -45,25 +47,6 @@ pub(super) struct LimitOverride {
     pub(super) unit: i32,
 }
 
-/// Why a message cannot be decoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Undecodable {
-    TooLarge(TooLarge),
-    Malformed,
-}
-
-impl From<TooLarge> for Undecodable {
-    fn from(error: TooLarge) -> Self {
-        Self::TooLarge(error)
-    }
-}
-
-impl From<MalformedMessage> for Undecodable {
-    fn from(MalformedMessage: MalformedMessage) -> Self {
-        Self::Malformed
-    }
-}
-
 impl<'m> Descriptors<'m> {
     /// Decodes another descriptor within `bounds`. `hits` reads the fields that the protocols encode differently.
     #[inline]
@@ -72,7 +55,7 @@ impl<'m> Descriptors<'m> {
         message: &'m [u8],
         bounds: RequestBounds,
         mut hits: impl FnMut(&mut DecodedDescriptor, u32, FieldValue<'m>) -> Result<(), MalformedMessage>,
-    ) -> Result<(), Undecodable> {
+    ) -> Result<(), RequestFault> {
         let index = self.each.len();
         let begin = self.entries.len();
         bounds.descriptor(index)?;
@@ -86,7 +69,7 @@ impl<'m> Descriptors<'m> {
                 }
                 // A message field that is sent twice is merged.
                 (2, FieldValue::Bytes(limit)) => descriptor.limit.get_or_insert_default().merge(limit)?,
-                (1..=2, _wrong_type) => return Err(Undecodable::Malformed),
+                (1..=2, _wrong_type) => return Err(RequestFault::Malformed),
                 (number, value) => hits(&mut descriptor, number, value)?,
             }
         }
@@ -156,8 +139,23 @@ fn entry(message: &[u8]) -> Result<Entry<'_>, MalformedMessage> {
     Ok(entry)
 }
 
-/// The unit of a limit override; `None` if the number is unknown.
-fn unit(number: i32) -> Option<Unit> {
+/// The number of a unit, as all messages have it; 0 for none of the units.
+#[inline]
+pub(super) fn unit_number(unit: Option<Unit>) -> i32 {
+    match unit {
+        None => 0,
+        Some(Unit::Second) => 1,
+        Some(Unit::Minute) => 2,
+        Some(Unit::Hour) => 3,
+        Some(Unit::Day) => 4,
+        Some(Unit::Month) => 5,
+        Some(Unit::Year) => 6,
+        Some(Unit::Week) => 7,
+    }
+}
+
+/// The unit with a number; `None` if the number is that of no unit.
+pub(super) fn unit(number: i32) -> Option<Unit> {
     match number {
         1 => Some(Unit::Second),
         2 => Some(Unit::Minute),

@@ -26,7 +26,7 @@ pub mod rls;
 mod span;
 pub mod v1;
 
-pub use call::{ApiKind, Call, CallReply, Handled, Method, ResetPrecision, SingleMethod};
+pub use call::{ApiKind, Call, CallReply, Handled, Method, ResetPrecision};
 pub use cross_site::Hosts;
 pub use error::Error;
 pub use failed_calls::FailedCall;

@@ -23,6 +23,9 @@ pub use decode::{RlsRequest, decode};
 use decode::SentHits;
 use encode::encode;
 
+/// What a message of the service is.
+pub(super) const REQUEST: &str = "a valid RateLimitRequest";
+
 /// A request whose counters are elsewhere.
 #[derive(Debug)]
 pub(super) struct PlannedRequest {
@@ -48,7 +51,7 @@ impl Api {
         span: &mut CallSpan,
     ) -> Result<Handled<CallReply, PlannedRequest>, Error> {
         let mut decoded = RlsRequest::default();
-        decoded.read(call.message, self.settings.bounds())?;
+        decoded.read(call.message, self.settings.bounds()).map_err(Error::in_message(REQUEST))?;
         span.describe(decoded.domain, || decoded.descriptor_views().count());
         let request = decoded.limiter_request(call.timeout())?;
         let sent = self.settings.dynamic_metadata.then(|| Box::new(decoded.sent_hits()));

@@ -11,7 +11,6 @@ use tollgate_wire::{proto::tollgate::v1::check_request::Mode, protobuf::FRAME_PR
 use crate::api::{
     Api, Error,
     call::{Handled, Verb},
-    error::CallError,
     v1::{
         decode::{DecodedRequest, EncodedRequests},
         encode::{self, DecidedRequest},
@@ -307,13 +306,13 @@ struct RequestGroup<'m>(Vec<DecodedRequest<'m>>);
 
 impl<'m> RequestGroup<'m> {
     /// Decodes requests that have together at most as many descriptors as one.
-    fn decode(requests: &[&'m [u8]], bounds: limiter::RequestBounds) -> Result<Self, CallError> {
+    fn decode(requests: &[&'m [u8]], bounds: limiter::RequestBounds) -> Result<Self, Error> {
         let mut each = Vec::with_capacity(requests.len());
         let mut descriptors = 0;
         for (index, message) in requests.iter().enumerate() {
             let request =
                 DecodedRequest::decode(message, bounds).and_then(DecodedRequest::without_request_id);
-            let request = request.map_err(|fault| CallError::Request { request: index, fault })?;
+            let request = request.map_err(|fault| Error::FaultOf { request: index, fault })?;
             descriptors += request.descriptors();
             if descriptors > bounds.descriptors {
                 return Err(TooLarge::Descriptors { most: bounds.descriptors }.into());
@@ -323,18 +322,18 @@ impl<'m> RequestGroup<'m> {
         Ok(Self(each))
     }
 
-    fn parts(&self, verb: Verb, timeout: Option<Duration>) -> Result<Vec<limiter::Request<'_>>, CallError> {
+    fn parts(&self, verb: Verb, timeout: Option<Duration>) -> Result<Vec<limiter::Request<'_>>, Error> {
         let each = self.0.iter().enumerate().map(|(index, request)| {
             let asked = request.limiter_request(verb, timeout);
-            asked.map_err(|fault| CallError::Request { request: index, fault })
+            asked.map_err(|fault| Error::FaultOf { request: index, fault })
         });
         each.collect()
     }
 }
 
-fn together<'r>(parts: &[limiter::Request<'r>]) -> Result<limiter::Request<'r>, CallError> {
+fn together<'r>(parts: &[limiter::Request<'r>]) -> Result<limiter::Request<'r>, Error> {
     limiter::Request::together(parts)
-        .map_err(|(request, error)| CallError::Request { request, fault: error.into() })
+        .map_err(|(request, error)| Error::FaultOf { request, fault: error.into() })
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use tollgate_wire::{
 use crate::api::{
     call::Verb,
     descriptors::{DecodedDescriptor, DescriptorView, Descriptors},
-    error::{CallError, RequestFault},
+    error::{Error, RequestFault},
 };
 
 /// The encoded requests of a call.
@@ -38,7 +38,7 @@ pub(super) struct DecodedRequest<'m> {
 impl<'m> EncodedRequests<'m> {
     /// Decodes a call within `bounds`. Its requests are decoded later, one by one.
     #[inline]
-    pub(super) fn decode(verb: Verb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, CallError> {
+    pub(super) fn decode(verb: Verb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, Error> {
         let mut size = CallSize::new(bounds);
         let is_large = message.len() >= CallSize::BYTES_MIN;
         let mut each = SmallVec::new();
@@ -54,15 +54,15 @@ impl<'m> EncodedRequests<'m> {
                     each.push(request);
                 }
                 (2, FieldValue::Varint(number)) if verb == Verb::Check => mode = number as i32,
-                (1, _wrong_type) => return Err(CallError::Malformed),
-                (2, _wrong_type) if verb == Verb::Check => return Err(CallError::Malformed),
+                (1, _wrong_type) => return Err(MalformedMessage.into()),
+                (2, _wrong_type) if verb == Verb::Check => return Err(MalformedMessage.into()),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
         }
         if each.is_empty() {
-            return Err(CallError::NoRequests);
+            return Err(Error::NoRequests);
         }
-        Ok(Self { each, mode: Mode::try_from(mode).map_err(|_| CallError::Mode(mode))? })
+        Ok(Self { each, mode: Mode::try_from(mode).map_err(|_| Error::Mode(mode))? })
     }
 }
 
@@ -171,15 +171,18 @@ impl<'m> DomainDescriptors<'m> {
     pub(super) fn decode(
         message: &'m [u8],
         bounds: RequestBounds,
-        mut other: impl FnMut(u32, FieldValue<'m>) -> Result<(), CallError>,
-    ) -> Result<Self, CallError> {
+        mut other: impl FnMut(u32, FieldValue<'m>) -> Result<(), Error>,
+    ) -> Result<Self, Error> {
         let mut named = Self::default();
         let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(domain)) => named.domain = text(domain)?,
-                (2, FieldValue::Bytes(descriptor)) => named.descriptors.add(descriptor, bounds, read_hits)?,
-                (1..=2, _wrong_type) => return Err(CallError::Malformed),
+                (2, FieldValue::Bytes(descriptor)) => named
+                    .descriptors
+                    .add(descriptor, bounds, read_hits)
+                    .map_err(Error::in_message("valid"))?,
+                (1..=2, _wrong_type) => return Err(MalformedMessage.into()),
                 (number, value) => other(number, value)?,
             }
         }

@@ -9,13 +9,12 @@ use tollgate_limiter::limiter::{
 use tollgate_store::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry};
 use tollgate_wire::{
     proto::tollgate::v1::reserve_request,
-    protobuf::{FRAME_PREFIX_BYTES, FieldValue, number, text, text_field},
+    protobuf::{FRAME_PREFIX_BYTES, FieldValue, MalformedMessage, number, text, text_field},
 };
 
 use crate::api::{
     Api, Error,
     call::{Call, CallReply, Handled, HoldVerb},
-    error::CallError,
     v1::{
         decode::{DomainDescriptors, duration},
         encode::{self, DecidedRequest},
@@ -54,7 +53,7 @@ impl<'m> HoldCall<'m> {
     fn decode(verb: HoldVerb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, Error> {
         match verb {
             HoldVerb::Reserve => Self::decode_reserve(message, bounds),
-            HoldVerb::Settle | HoldVerb::Cancel => Ok(Self::decode_end(verb, message, bounds)?),
+            HoldVerb::Settle | HoldVerb::Cancel => Self::decode_end(verb, message, bounds),
         }
     }
 
@@ -66,10 +65,10 @@ impl<'m> HoldCall<'m> {
         let named = DomainDescriptors::decode(message, bounds, |number, value| {
             match (number, value) {
                 (3, FieldValue::Varint(hits)) => amount = hits,
-                (4, FieldValue::Bytes(given)) => ttl = duration(given).ok_or(CallError::Ttl)?,
+                (4, FieldValue::Bytes(given)) => ttl = duration(given).ok_or(Error::Ttl)?,
                 (5, FieldValue::Bytes(given)) => id = text(given)?,
                 (6, FieldValue::Varint(number)) => on_expiry = number as i32,
-                (3..=6, _wrong_type) => return Err(CallError::Malformed),
+                (3..=6, _wrong_type) => return Err(MalformedMessage.into()),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
             Ok(())
@@ -84,13 +83,13 @@ impl<'m> HoldCall<'m> {
             "" => Cow::Owned(format!("{:032x}", rand::random::<u128>())),
             given => Cow::Borrowed(given),
         };
-        let hold_id = HoldId::new(id.as_bytes()).map_err(CallError::from)?;
+        let hold_id = HoldId::new(id.as_bytes())?;
         let terms = HoldTerms::new(hold_id, ttl, on_expiry).map_err(limiter::HoldError::from)?;
         let terms = terms.with_descriptors(each);
         Ok(Self { named, hits: DescriptorHits::OwnOr(amount.max(1)), id, hold: HoldRequest::Reserve(terms) })
     }
 
-    fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, CallError> {
+    fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, Error> {
         let mut id = "";
         let mut actual = 0;
         let has_actual = verb == HoldVerb::Settle;
@@ -98,14 +97,14 @@ impl<'m> HoldCall<'m> {
             match (number, value) {
                 (3, FieldValue::Bytes(given)) => id = text(given)?,
                 (4, FieldValue::Varint(hits)) if has_actual => actual = hits,
-                (3, _wrong_type) => return Err(CallError::Malformed),
-                (4, _wrong_type) if has_actual => return Err(CallError::Malformed),
+                (3, _wrong_type) => return Err(MalformedMessage.into()),
+                (4, _wrong_type) if has_actual => return Err(MalformedMessage.into()),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
             Ok(())
         })?;
         if id.is_empty() {
-            return Err(CallError::NoId);
+            return Err(Error::NoId);
         }
         let hits = if has_actual { DescriptorHits::OwnOr(actual) } else { DescriptorHits::None };
         let hold = HoldRequest::Settle(HoldId::new(id.as_bytes())?);
@@ -201,10 +200,10 @@ impl PlannedHold {
 }
 
 /// What happens at the expiry, by its number.
-fn on_expiry_of(number: i32) -> Result<OnExpiry, CallError> {
+fn on_expiry_of(number: i32) -> Result<OnExpiry, Error> {
     match reserve_request::OnExpiry::try_from(number) {
         Ok(reserve_request::OnExpiry::Release) => Ok(OnExpiry::Release),
         Ok(reserve_request::OnExpiry::Charge) => Ok(OnExpiry::Charge),
-        Err(_) => Err(CallError::OnExpiry(number)),
+        Err(_) => Err(Error::OnExpiry(number)),
     }
 }
