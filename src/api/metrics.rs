@@ -47,7 +47,7 @@ pub struct ApiMetrics {
     waiting: AtomicU64,
 }
 
-metrics! { ApiMetrics;
+metrics! { METRICS: ApiMetrics;
     Counter "tollgate_unanswered_requests_total" ["reason"]
         "Requests answered with an error: no_rules before rules are loaded, joining before the owners are known, overloaded when too many checks wait for other replicas, owner_unreachable for reservations whose owner does not answer, invalid for malformed requests, wrong_token for resets without the admin token."
         => |all, family| {

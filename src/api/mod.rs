@@ -31,8 +31,8 @@ pub use cross_site::Hosts;
 pub use error::Error;
 pub use failed_calls::FailedCall;
 pub use handle::{ReadBatch, WaitingCall};
-pub(crate) use metrics::ALL as METRICS;
 pub use metrics::ApiMetrics;
+pub(crate) use metrics::METRICS;
 pub use rls::headers;
 
 use admin::Token;
