@@ -14,7 +14,7 @@ use crate::api::error::RequestFault;
 /// Decoded descriptors.
 #[derive(Debug, Default)]
 pub(super) struct Descriptors<'m> {
-    each: SmallVec<[DecodedDescriptor; 2]>,
+    pub(super) each: SmallVec<[DecodedDescriptor; 2]>,
     // Entries of all descriptors, in order.
     entries: SmallVec<[Entry<'m>; 8]>,
 }
@@ -27,16 +27,6 @@ pub(super) struct DecodedDescriptor {
     pub(super) hits: Option<u64>,
     pub(super) is_negative_hits: bool,
     // As sent; it may be unknown.
-    pub(super) on_expiry: Option<i32>,
-}
-
-/// A descriptor with its entries.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DescriptorView<'r, 'm> {
-    pub(super) entries: &'r [Entry<'m>],
-    pub(super) limit: Option<LimitOverride>,
-    pub(super) hits: Option<u64>,
-    pub(super) is_negative_hits: bool,
     pub(super) on_expiry: Option<i32>,
 }
 
@@ -79,13 +69,12 @@ impl<'m> Descriptors<'m> {
     }
 
     /// The descriptors with their entries.
-    pub(super) fn views(&self) -> impl Iterator<Item = DescriptorView<'_, 'm>> {
+    pub(super) fn views(&self) -> impl Iterator<Item = (&[Entry<'m>], &DecodedDescriptor)> {
         let mut begin = 0;
         self.each.iter().map(move |descriptor| {
             let entries = &self.entries[begin..descriptor.entries_end];
             begin = descriptor.entries_end;
-            let DecodedDescriptor { limit, hits, is_negative_hits, on_expiry, .. } = *descriptor;
-            DescriptorView { entries, limit, hits, is_negative_hits, on_expiry }
+            (entries, descriptor)
         })
     }
 
@@ -95,12 +84,12 @@ impl<'m> Descriptors<'m> {
         &'a self,
         domain: &'a str,
         timeout: Option<Duration>,
-        operation: impl Fn(&DescriptorView<'_, '_>) -> Operation,
+        operation: impl Fn(&DecodedDescriptor) -> Operation,
     ) -> Result<limiter::Request<'a>, limiter::RequestError> {
-        let descriptors = self.views().map(|view| limiter::Descriptor {
-            entries: view.entries,
-            operation: operation(&view),
-            limit: view.limit.map(|LimitOverride { requests_per_unit, unit: number }| Override {
+        let descriptors = self.views().map(|(entries, descriptor)| limiter::Descriptor {
+            entries,
+            operation: operation(descriptor),
+            limit: descriptor.limit.map(|LimitOverride { requests_per_unit, unit: number }| Override {
                 requests_per_unit,
                 unit: unit(number).ok_or(UnknownUnit(number)),
             }),

@@ -7,7 +7,7 @@ use tollgate_limiter::limiter::{self, RequestBounds};
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, text};
 
 use crate::api::{
-    descriptors::{DecodedDescriptor, DescriptorView, Descriptors},
+    descriptors::{DecodedDescriptor, Descriptors},
     error::RequestFault,
 };
 
@@ -18,7 +18,7 @@ pub struct RlsRequest<'m> {
     pub domain: &'m str,
     /// Hits of descriptors without hits of their own.
     pub hits_addend: u32,
-    descriptors: Descriptors<'m>,
+    pub(super) descriptors: Descriptors<'m>,
 }
 
 /// Hits as they were sent.
@@ -68,14 +68,9 @@ impl<'m> RlsRequest<'m> {
         Ok(())
     }
 
-    /// The descriptors with their entries.
-    pub(super) fn descriptor_views(&self) -> impl Iterator<Item = DescriptorView<'_, 'm>> {
-        self.descriptors.views()
-    }
-
     /// The hits.
     pub(super) fn sent_hits(&self) -> SentHits {
-        let each = self.descriptor_views().map(|view| view.hits).collect();
+        let each = self.descriptors.each.iter().map(|view| view.hits).collect();
         SentHits { of_request: self.hits_addend, each }
     }
 
@@ -85,13 +80,13 @@ impl<'m> RlsRequest<'m> {
         &self,
         timeout: Option<Duration>,
     ) -> Result<limiter::Request<'_>, limiter::RequestError> {
-        let operation = |view: &DescriptorView<'_, '_>| operation(view, self.hits_addend);
+        let operation = |view: &DecodedDescriptor| operation(view, self.hits_addend);
         self.descriptors.limiter_request(self.domain, timeout, operation)
     }
 }
 
 /// Hits of the descriptor override hits of the request; 0 of them peek. 0 hits of the request mean 1.
-fn operation(view: &DescriptorView<'_, '_>, of_request: u32) -> Operation {
+fn operation(view: &DecodedDescriptor, of_request: u32) -> Operation {
     match view.hits.unwrap_or_else(|| of_request.max(1).into()) {
         0 => Operation::Peek,
         hits if view.is_negative_hits => Operation::Refund(hits),

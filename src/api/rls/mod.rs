@@ -52,7 +52,7 @@ impl Api {
     ) -> Result<Handled<CallReply, PlannedRequest>, Error> {
         let mut decoded = RlsRequest::default();
         decoded.read(call.message, self.settings.bounds()).map_err(Error::in_message(REQUEST))?;
-        span.describe(decoded.domain, || decoded.descriptor_views().count());
+        span.describe(decoded.domain, || decoded.descriptors.each.len());
         let request = decoded.limiter_request(call.timeout())?;
         let sent = self.settings.dynamic_metadata.then(|| Box::new(decoded.sent_hits()));
         let format = ReplyFormat { precision: call.precision, sent };

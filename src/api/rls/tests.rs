@@ -59,9 +59,8 @@ fn api(dynamic_metadata: bool) -> Api {
 /// The decoded request as a `prost` message.
 fn read(message: &[u8], bounds: RequestBounds) -> Result<RateLimitRequest, RequestFault> {
     let request = decode(message, bounds)?;
-    let descriptors = request.descriptor_views().map(|view| RateLimitDescriptor {
-        entries: view
-            .entries
+    let descriptors = request.descriptors.views().map(|(entries, view)| RateLimitDescriptor {
+        entries: entries
             .iter()
             .map(|entry| Entry { key: entry.key.into(), value: entry.value.into() })
             .collect(),

@@ -14,7 +14,7 @@ use tollgate_wire::{
 
 use crate::api::{
     call::Verb,
-    descriptors::{DecodedDescriptor, DescriptorView, Descriptors},
+    descriptors::{DecodedDescriptor, Descriptors},
     error::{Error, RequestFault},
 };
 
@@ -134,7 +134,7 @@ impl<'m> DecodedRequest<'m> {
 
     /// The number of its descriptors.
     pub(super) fn descriptors(&self) -> usize {
-        self.descriptors.views().count()
+        self.descriptors.each.len()
     }
 
     /// The request in the form of the limiter, of a caller that waits for `timeout`.
@@ -144,11 +144,11 @@ impl<'m> DecodedRequest<'m> {
         verb: Verb,
         timeout: Option<Duration>,
     ) -> Result<limiter::Request<'_>, RequestFault> {
-        let has_hits = || self.hits != 0 || self.descriptors.views().any(|view| view.hits.is_some());
+        let has_hits = || self.hits != 0 || self.descriptors.each.iter().any(|view| view.hits.is_some());
         if verb == Verb::Peek && has_hits() {
             return Err(RequestFault::HitsOfPeek);
         }
-        let operation = |view: &DescriptorView<'_, '_>| match (verb, view.hits.unwrap_or(self.hits.max(1))) {
+        let operation = |view: &DecodedDescriptor| match (verb, view.hits.unwrap_or(self.hits.max(1))) {
             (Verb::Peek, _) | (Verb::Check | Verb::Refund, 0) => Operation::Peek,
             (Verb::Check, hits) => Operation::Charge(hits),
             (Verb::Refund, hits) => Operation::Refund(hits),

@@ -27,7 +27,8 @@ const RESPONSE_BYTES: usize = 128;
 /// A decoded call.
 struct HoldCall<'m> {
     named: DomainDescriptors<'m>,
-    hits: DescriptorHits,
+    // Of descriptors that name none. `None`: each descriptor has 0, whatever it names.
+    hits: Option<u64>,
     id: Cow<'m, str>,
     hold: HoldRequest,
 }
@@ -38,15 +39,6 @@ pub(in crate::api) struct PlannedHold {
     verb: HoldVerb,
     id: Box<str>,
     plan: Box<Plan>,
-}
-
-/// The hits of each descriptor.
-#[derive(Clone, Copy)]
-enum DescriptorHits {
-    /// The hits that the descriptor names, or these if it names none.
-    OwnOr(u64),
-    /// None, whatever the descriptor says.
-    None,
 }
 
 impl<'m> HoldCall<'m> {
@@ -75,8 +67,8 @@ impl<'m> HoldCall<'m> {
         })?;
         let on_expiry = on_expiry_of(on_expiry)?;
         let mut each = Vec::new();
-        if named.descriptors.views().any(|view| view.on_expiry.is_some()) {
-            let own = named.descriptors.views().map(|view| view.on_expiry.map(on_expiry_of).transpose());
+        if named.descriptors.each.iter().any(|view| view.on_expiry.is_some()) {
+            let own = named.descriptors.each.iter().map(|view| view.on_expiry.map(on_expiry_of).transpose());
             each = own.collect::<Result<_, _>>()?;
         }
         let id = match id {
@@ -86,7 +78,7 @@ impl<'m> HoldCall<'m> {
         let hold_id = HoldId::new(id.as_bytes())?;
         let terms = HoldTerms::new(hold_id, ttl, on_expiry).map_err(limiter::HoldError::from)?;
         let terms = terms.with_descriptors(each);
-        Ok(Self { named, hits: DescriptorHits::OwnOr(amount.max(1)), id, hold: HoldRequest::Reserve(terms) })
+        Ok(Self { named, hits: Some(amount.max(1)), id, hold: HoldRequest::Reserve(terms) })
     }
 
     fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, Error> {
@@ -106,7 +98,7 @@ impl<'m> HoldCall<'m> {
         if id.is_empty() {
             return Err(Error::NoId);
         }
-        let hits = if has_actual { DescriptorHits::OwnOr(actual) } else { DescriptorHits::None };
+        let hits = has_actual.then_some(actual);
         let hold = HoldRequest::Settle(HoldId::new(id.as_bytes())?);
         Ok(Self { named, hits, id: Cow::Borrowed(id), hold })
     }
@@ -115,10 +107,7 @@ impl<'m> HoldCall<'m> {
     fn limiter_request(&self, timeout: Option<Duration>) -> Result<limiter::Request<'_>, Error> {
         let DomainDescriptors { domain, descriptors } = &self.named;
         let request = descriptors.limiter_request(domain, timeout, |view| {
-            Operation::Charge(match self.hits {
-                DescriptorHits::OwnOr(hits) => view.hits.unwrap_or(hits),
-                DescriptorHits::None => 0,
-            })
+            Operation::Charge(self.hits.map_or(0, |hits| view.hits.unwrap_or(hits)))
         });
         // The answer does not wait for the turn.
         Ok(request?.with_any_turn())

@@ -97,7 +97,7 @@ impl ConnectionContext {
         activity: Option<Arc<Activity>>,
         phases: watch::Receiver<Phase>,
     ) {
-        let socket = match socket.attach() {
+        let socket = match listen::attach(socket) {
             Ok(socket) => socket,
             Err(error) => {
                 return debug!(listener = self.terms.name, %error, "cannot register a connection with its worker");
@@ -186,7 +186,7 @@ impl ConnectionContext {
                 .await;
         };
         let handler = move |request: Request<Incoming>| {
-            let response = service.handle(request, None);
+            let response = service.handle(request);
             async { Ok::<_, Infallible>(response.await) }
         };
         let io = TokioIo::new(CorkedIo::new(io, io_handle.clone()));

@@ -12,7 +12,7 @@ use tollgate_wire::finding::{DoctorFinding, listed};
 use crate::api::{
     admin::{
         AdminState,
-        doctor::{alerts::MEMORY_REPAIR, envoy::knows_keys, rules::RuleRepair},
+        doctor::{alerts::MEMORY_REPAIR, envoy::knows_keys},
         format,
     },
     failed_calls::{RecentFailures, code_name},
@@ -107,7 +107,7 @@ fn unknown_domains(sources: &AdminState, active: &KeyedRules) -> Option<DoctorFi
             ),
             format!(
                 "set `domain` of the caller, in Envoy that of the rate limit filter, to one of the rules, or {}; the rules have {}",
-                RuleRepair::of(&sources.rule_source).add(),
+                sources.rule_source.missing_rule_repair(),
                 listed(known)
             ),
         )
@@ -133,7 +133,7 @@ fn unmatched_descriptors(sources: &AdminState, active: &KeyedRules) -> Vec<Docto
     let examples = metrics.unmatched_examples.each(is_unmatched);
     let (values, keys): (Vec<_>, Vec<_>) = examples.into_iter().partition(has_keys);
     let number = metrics.unmatched.get();
-    let add = RuleRepair::of(&sources.rule_source).add();
+    let add = sources.rule_source.missing_rule_repair();
     let of_keys = described(&keys).map(|(examples, explained)| {
         DoctorFinding::warning(
             "unmatched_descriptor",
