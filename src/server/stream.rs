@@ -324,9 +324,7 @@ impl<R: Replier> MessageStream<R> {
     }
 
     fn receive(&mut self, message: CompleteMessage) {
-        let rest = |deadline: &Pin<Box<Sleep>>| {
-            deadline.deadline().saturating_duration_since(Instant::now())
-        };
+        let rest = |deadline: &Pin<Box<Sleep>>| deadline.deadline().saturating_duration_since(Instant::now());
         let rest = self.deadline.as_ref().map(rest);
         match self.replier.receive(message, rest) {
             Ok(Some(reply)) => self.push(reply),

@@ -46,7 +46,8 @@ impl Api {
         let bounds = self.settings.bounds();
         let DomainDescriptors { domain, descriptors } =
             DomainDescriptors::decode(message, bounds, |_unknown, _| Ok(()))?;
-        if let Some(index) = descriptors.each.iter().position(|view| view.limit.is_some() || view.hits.is_some())
+        if let Some(index) =
+            descriptors.each.iter().position(|view| view.limit.is_some() || view.hits.is_some())
         {
             return Err(Error::LimitOrHits(index));
         }

@@ -257,7 +257,7 @@ mod tests {
             let source = source(kind);
             let found = status(&RulesStatus::default(), &source);
             assert!(found[0].repair.contains(loaded), "{found:?}");
-            assert!(RuleRepair::of(&source).add().contains(added));
+            assert!(source.missing_rule_repair().contains(added));
         }
     }
 
