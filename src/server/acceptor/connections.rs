@@ -27,7 +27,7 @@ use crate::server::{
     },
     connection::{GrpcConnection, SHUTDOWN_ACK_TIMEOUT},
     corked_io::{CorkedIo, IoHandle, PREFACE_BYTES},
-    idle::{Activity, TrackedConnection},
+    idle::Activity,
     lifecycle::wait_for_phase,
     listen::{self, DetachedSocket, Socket},
     stats::{ConnectionPermit, ListenerStats},
@@ -77,7 +77,7 @@ impl ConnectionContext {
         self: Arc<Self>,
         socket: DetachedSocket,
         permit: ConnectionPermit,
-        connection: Option<TrackedConnection>,
+        connection: Option<Arc<Activity>>,
         phases: watch::Receiver<Phase>,
     ) {
         let _permit = permit;
@@ -86,7 +86,7 @@ impl ConnectionContext {
             biased;
             () = connection.close_requested() => {}
             () = close_idle_while_stopping(&connection, phases.clone()) => {}
-            () = Box::pin(self.handshake(socket, Some(connection.activity()), phases)) => {}
+            () = Box::pin(self.handshake(socket, Some(connection.clone()), phases)) => {}
         }
     }
 
@@ -282,7 +282,7 @@ pub(super) enum Alpn {
 
 /// Closes the connection once it is idle while the process stops. HTTP/2 would wait until the client acknowledges the
 /// shutdown.
-async fn close_idle_while_stopping(connection: &TrackedConnection, phases: watch::Receiver<Phase>) {
+async fn close_idle_while_stopping(connection: &Activity, phases: watch::Receiver<Phase>) {
     wait_for_phase(phases, Phase::Stopping).await;
     loop {
         sleep(SHUTDOWN_ACK_TIMEOUT).await;

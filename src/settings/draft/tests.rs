@@ -1,7 +1,6 @@
 //! Settings that agree with each other, and settings that do not.
 
-use super::*;
-use crate::settings::tests::{flags, load, problems};
+use crate::settings::tests::{flags, problems};
 
 #[test]
 fn quota_service_needs_counters_in_memory() {
@@ -15,7 +14,7 @@ mod limits {
     use std::time::Duration;
 
     use super::*;
-    use crate::settings::tests::{flags, load, problems};
+    use crate::settings::tests::{flags, problems};
 
     const REDIS: (&str, &str) = ("limits.source", "redis");
     const URL: (&str, &str) = ("limits.source", "url");
