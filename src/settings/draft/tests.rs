@@ -1,6 +1,7 @@
 //! Settings that agree with each other, and settings that do not.
 
-use crate::settings::tests::{flags, problems};
+use super::*;
+use crate::settings::tests::{flags, load, problems};
 
 #[test]
 fn quota_service_needs_counters_in_memory() {
@@ -11,10 +12,7 @@ fn quota_service_needs_counters_in_memory() {
 }
 
 mod limits {
-    use std::time::Duration;
-
     use super::*;
-    use crate::settings::tests::{flags, problems};
 
     const REDIS: (&str, &str) = ("limits.source", "redis");
     const URL: (&str, &str) = ("limits.source", "url");
@@ -62,12 +60,7 @@ mod limits {
 }
 
 mod rules {
-    use tollgate_sources::{RuleSourceKind, SourceSettings};
-
-    use crate::{
-        api::admin::SettingOrigin,
-        settings::tests::{flags, load, problems},
-    };
+    use super::*;
 
     const URL: &str = "https://rules.example/edge.yaml";
 
@@ -110,13 +103,8 @@ mod rules {
 }
 
 mod shared_counters {
-    use tollgate_shared_store::StoreMode;
-
     use super::*;
-    use crate::settings::{
-        SettingsSources,
-        tests::{flags, load, problems},
-    };
+    use crate::settings::SettingsSources;
 
     const REDIS_KIND: (&str, &str) = ("store.kind", "redis");
     const URL: (&str, &str) = ("store.redis.urls", "redis://redis:6379");
