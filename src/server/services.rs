@@ -12,7 +12,7 @@ use axum::{
     extract::ConnectInfo,
     http::{HeaderValue, Request, Response},
 };
-use hyper::body::{Body as _, Bytes};
+use hyper::body::{Body as _, Incoming};
 use tollgate_counter::resilience::{Caller, CallerOrigin, CallerRegistry};
 use tollgate_quota::QuotaService;
 use tonic::{Code, Status, codegen::Service as _};
@@ -20,7 +20,7 @@ use tonic::{Code, Status, codegen::Service as _};
 use crate::{
     api::{Api, FailedCall, ReadBatch},
     server::{
-        body::{BodySource, CallKind, RequestBody},
+        body::RequestBody,
         idle::{Activity, RequestActivity},
     },
 };
@@ -154,17 +154,14 @@ impl Services {
         request.uri().path().starts_with(STREAMING_SERVICES)
     }
 
-    /// Handles a request. `read` is the part of its body that was already read.
-    pub(super) fn handle<B: Into<BodySource>>(
+    /// Handles a request over HTTP.
+    pub(super) fn handle(
         self: &Arc<Self>,
-        request: Request<B>,
-        read: Option<Bytes>,
-    ) -> impl Future<Output = Response<Body>> + Send + use<B> {
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Response<Body>> + Send + use<> {
         let this = self.clone();
-        let kind = if Self::is_streaming(&request) { CallKind::Streaming } else { CallKind::Unary };
         let activity = this.activity.clone().map(|activity| Arc::new(RequestActivity::new(activity)));
-        let request =
-            request.map(|body| RequestBody::new(body.into(), read, kind).with_activity(activity.clone()));
+        let request = request.map(|body| RequestBody::new(body, activity.clone()));
         async move {
             if let Some(activity) = &activity
                 && request.body().is_end_stream()
@@ -174,13 +171,14 @@ impl Services {
                 pending::<()>().await;
             }
             // Boxed to keep this future small.
-            let response = Box::pin(this.route(request)).await;
+            let response = Box::pin(this.route(request.map(Body::new))).await;
             drop(activity);
             response
         }
     }
 
-    async fn route(&self, mut request: Request<RequestBody>) -> Response<Body> {
+    /// Passes a request to the router.
+    pub(super) async fn route(&self, mut request: Request<Body>) -> Response<Body> {
         if let Some(peer) = self.peer {
             request.extensions_mut().insert(ConnectInfo(peer));
         }

@@ -27,7 +27,7 @@ use crate::server::{
     },
     connection::{GrpcConnection, SHUTDOWN_ACK_TIMEOUT},
     corked_io::{CorkedIo, IoHandle, PREFACE_BYTES},
-    idle::{Activity, TrackedConnection},
+    idle::Activity,
     lifecycle::wait_for_phase,
     listen::{self, DetachedSocket, Socket},
     stats::{ConnectionPermit, ListenerStats},
@@ -77,7 +77,7 @@ impl ConnectionContext {
         self: Arc<Self>,
         socket: DetachedSocket,
         permit: ConnectionPermit,
-        connection: Option<TrackedConnection>,
+        connection: Option<Arc<Activity>>,
         phases: watch::Receiver<Phase>,
     ) {
         let _permit = permit;
@@ -86,7 +86,7 @@ impl ConnectionContext {
             biased;
             () = connection.close_requested() => {}
             () = close_idle_while_stopping(&connection, phases.clone()) => {}
-            () = Box::pin(self.handshake(socket, Some(connection.activity()), phases)) => {}
+            () = Box::pin(self.handshake(socket, Some(connection.clone()), phases)) => {}
         }
     }
 
@@ -97,7 +97,7 @@ impl ConnectionContext {
         activity: Option<Arc<Activity>>,
         phases: watch::Receiver<Phase>,
     ) {
-        let socket = match socket.attach() {
+        let socket = match listen::attach(socket) {
             Ok(socket) => socket,
             Err(error) => {
                 return debug!(listener = self.terms.name, %error, "cannot register a connection with its worker");
@@ -186,7 +186,7 @@ impl ConnectionContext {
                 .await;
         };
         let handler = move |request: Request<Incoming>| {
-            let response = service.handle(request, None);
+            let response = service.handle(request);
             async { Ok::<_, Infallible>(response.await) }
         };
         let io = TokioIo::new(CorkedIo::new(io, io_handle.clone()));
@@ -282,7 +282,7 @@ pub(super) enum Alpn {
 
 /// Closes the connection once it is idle while the process stops. HTTP/2 would wait until the client acknowledges the
 /// shutdown.
-async fn close_idle_while_stopping(connection: &TrackedConnection, phases: watch::Receiver<Phase>) {
+async fn close_idle_while_stopping(connection: &Activity, phases: watch::Receiver<Phase>) {
     wait_for_phase(phases, Phase::Stopping).await;
     loop {
         sleep(SHUTDOWN_ACK_TIMEOUT).await;

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    server::idle::{ConnectionTracker, TrackedConnection},
+    server::idle::{Activity, ConnectionTracker},
     settings,
 };
 
@@ -58,7 +58,7 @@ impl WhenFull {
     }
 
     /// Registers a new connection if idle connections may be closed.
-    pub(super) fn open(&self) -> Option<TrackedConnection> {
+    pub(super) fn open(&self) -> Option<Arc<Activity>> {
         match self {
             Self::CloseNew => None,
             Self::CloseIdle(connections) => Some(connections.track()),

@@ -6,7 +6,10 @@ use std::{
     task::{Context, Poll},
 };
 
-use axum::http::{HeaderMap, Request};
+use axum::{
+    body::Body,
+    http::{HeaderMap, Request},
+};
 use h2::{RecvStream, server::SendResponse};
 use hyper::body::Bytes;
 use tokio_util::sync::CancellationToken;
@@ -16,6 +19,7 @@ use tonic::{Code, Status};
 use crate::{
     api::{ApiKind, Call, CallReply, Handled, Method, ReadBatch, WaitingCall, call::CHECK_STREAM_PATH},
     server::{
+        body,
         message::{self, MessageError},
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::{ConnectionBytes, Share},
@@ -287,14 +291,20 @@ impl ConnectionCalls<'_> {
         let service = self.service.clone();
         let unsent = self.unsent.clone();
         if Services::is_streaming(&request) {
-            return self.pending.push(send_response_of(service.handle(request, None), respond, unsent));
+            let request = request.map(body::streamed);
+            let response = async move { service.route(request).await };
+            return self.pending.push(send_response_of(response, respond, unsent));
         }
         let mut share = self.requests.share(head_bytes(&request));
         self.pending.push(async move {
             let read = message::read(request.body_mut(), None, &mut share).await;
             drop(share);
             match read {
-                Ok(framed) => send_response_of(service.handle(request, Some(framed)), respond, unsent).await,
+                Ok(framed) => {
+                    let request = request.map(|_read| Body::from(framed));
+                    // Boxed to keep the future of a call that is read small.
+                    send_response_of(Box::pin(service.route(request)), respond, unsent).await
+                }
                 Err(error) => {
                     let failure = CallFailure::from_message_error(&error);
                     send_error(&service, request.uri().path(), &mut respond, failure)

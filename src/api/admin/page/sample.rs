@@ -5,7 +5,6 @@ use std::{
     cmp::Reverse,
     collections::{HashMap, HashSet},
     fs, ptr,
-    sync::Arc,
 };
 
 use serde_json::{Value, json};
@@ -15,13 +14,7 @@ use tollgate_counter::{
 };
 use tollgate_rules::{DecisionTotals, KeyedRules, Rules};
 
-use crate::api::{
-    self,
-    admin::{
-        AdminState, Certificates, cluster, counters, format, page::growth::RecentGrowth, rules::numbers,
-    },
-    http::Readiness,
-};
+use crate::api::admin::{AdminState, cluster, counters, format, page::growth::RecentGrowth, rules::numbers};
 
 /// The maximum number of rules in a sample.
 const RULES_MAX: usize = 1_000;
@@ -31,21 +24,6 @@ const KEYS_MAX: usize = 50;
 const REFUSING_RULES_MAX: usize = 10;
 /// Where the documentation of this version is read.
 const DOCS: &str = "https://example.com/tollgate/docs/";
-
-/// What samples are taken from.
-#[derive(Clone, Debug)]
-pub struct SampleSources {
-    /// What the other admin endpoints read.
-    pub state: AdminState,
-    /// The metrics of requests.
-    pub requests: Arc<api::ApiMetrics>,
-    /// The certificates of the listeners.
-    pub certificates: Arc<dyn Certificates>,
-    /// Whether this replica is ready.
-    pub readiness: Arc<dyn Readiness>,
-    /// When the process has begun.
-    pub started: Timestamp,
-}
 
 /// The numbers of which the page draws lines, at one instant. Counts are since the start.
 #[derive(Clone, Debug)]
@@ -69,7 +47,7 @@ impl HistoryPoint {
 /// Takes samples, and retains the totals of rules so that a sample has only those that changed.
 #[derive(Debug)]
 pub(super) struct PageSampler {
-    sources: SampleSources,
+    sources: AdminState,
     host: Option<String>,
     hash: String,
     totals: Vec<DecisionTotals>,
@@ -87,7 +65,7 @@ struct KeyGrowth {
 }
 
 impl PageSampler {
-    pub(super) fn new(sources: SampleSources) -> Self {
+    pub(super) fn new(sources: AdminState) -> Self {
         Self {
             sources,
             host: host(),
@@ -106,11 +84,11 @@ impl PageSampler {
 
     /// The numbers of lines alone, which costs less than a sample.
     pub(super) fn point(&self) -> HistoryPoint {
-        let SampleSources { state, requests, .. } = &self.sources;
+        let state = &self.sources;
         let rules = state.active_rules.current();
         HistoryPoint {
             at: state.limiter.view().now(),
-            durations: requests.duration.buckets(),
+            durations: state.requests.duration.buckets(),
             decisions: sum(rules.rules()).plus(state.limiter.metrics().overrides.totals()),
         }
     }
@@ -118,11 +96,12 @@ impl PageSampler {
     /// A sample as one line of JSON, and the part of it that lines need.
     pub(super) fn line(&mut self) -> (HistoryPoint, String) {
         let point = self.point();
-        let rules = self.sources.state.active_rules.current();
+        let rules = self.sources.active_rules.current();
         let each = self.changes(point.at, rules.rules());
-        let SampleSources { state, requests, certificates, readiness, started } = &self.sources;
+        let state = &self.sources;
+        let AdminState { requests, readiness, started, .. } = state;
         let metrics = state.limiter.metrics();
-        let certificates = certificates.expiries().into_iter();
+        let certificates = state.certificates.expiries().into_iter();
         let certificates = certificates
             .map(|(listener, expires)| json!({"listener": listener, "expires_at": format::instant(expires)}));
         let mut sample = point.json();

@@ -1,19 +1,19 @@
 //! The times in headers, compared with what requests get that are sent again then.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use proptest::{collection::vec, prelude::*};
 use prost::Message as _;
-use sfv::{List, ListEntry, Parser};
+use sfv::{BareItem, Item, List, ListEntry, Parser};
 use tollgate_counter::{
     resilience::Caller,
     time::{Clock, Timestamp},
 };
-use tollgate_limiter::limiter::{Limiter, Modes};
+use tollgate_limiter::limiter::Limiter;
 use tollgate_rules::{ActiveRules, Rules};
 use tollgate_store::{Memory, OnFull};
 
-use super::{HeaderSettings, Listed};
+use super::*;
 use tollgate_wire::proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
     service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
@@ -188,4 +188,39 @@ proptest! {
             }
         }
     }
+}
+
+fn parsed(text: &str) -> BareItem {
+    Parser::new(text).parse::<Item>().unwrap_or_else(|error| panic!("{text}: {error}")).bare_item
+}
+
+proptest! {
+    #[test]
+    fn string_is_parsed_to_its_text(text in "[ -$&-~]{0,40}") {
+        let item = parsed(&string(&text));
+        prop_assert_eq!(item.as_string().unwrap().as_str(), text);
+    }
+
+    #[test]
+    fn any_text_is_a_string_of_its_own(one in ".{0,8}", other in ".{0,8}") {
+        let strings = [&one, &other].map(|text| parsed(&string(text)));
+        prop_assert_eq!(strings[0] == strings[1], one == other);
+    }
+
+    #[test]
+    fn byte_sequence_is_parsed_to_its_bytes(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        let item = parsed(&byte_sequence(&bytes));
+        prop_assert_eq!(item.as_byte_sequence().unwrap(), bytes);
+    }
+
+    #[test]
+    fn integer_has_at_most_15_digits(number: u64) {
+        let text = integer(number).to_string();
+        prop_assert!(parsed(&text).as_integer().is_some() && text.len() <= 15);
+    }
+}
+
+#[test]
+fn characters_beyond_ascii_are_written_as_bytes() {
+    assert_eq!(string("é 50%\n"), r#""%C3%A9 50%25%0A""#);
 }
