@@ -416,7 +416,7 @@ def test_columns_without_content_are_hidden(exhausted, rule_file, open_page):
     expect(page.get_by_role("columnheader", name="Candidate: would refuse")).to_have_count(0)
 
 
-@pytest.mark.parametrize("width", [browsers.PHONE, 400])
+@pytest.mark.parametrize("width", [browsers.PHONE, 400, 490, 560])
 def test_phone_has_tabs_in_one_line_and_tiles_in_two_columns(exhausted, open_page, width):
     page = open_page(exhausted, width=width)
     tabs = [link.bounding_box() for link in page.get_by_role("navigation").get_by_role("link").all()]
