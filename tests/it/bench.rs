@@ -295,6 +295,7 @@ async fn bench_json_fields_are_documented() {
     let mut names: Vec<_> = found.as_object().unwrap().keys().cloned().collect();
     names.extend(found["latency_us"].as_object().unwrap().keys().cloned());
     let (_, figures) = page.split_once("## Figures").unwrap();
-    let undocumented: Vec<_> = names.into_iter().filter(|name| !figures.contains(&format!("`{name}`"))).collect();
+    let undocumented: Vec<_> =
+        names.into_iter().filter(|name| !figures.contains(&format!("`{name}`"))).collect();
     assert_eq!(undocumented, [] as [&str; 0]);
 }
