@@ -339,9 +339,12 @@ async fn metrics_of_docs_code_and_page_are_the_same() {
 
     let manual = include_str!("../../docs/metrics.md");
     for metric in all_metrics() {
-        let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
-        let (name, kind, labels) = (metric.name, metric.kind.name(), labels.join(", "));
-        let row = format!("| `{name}` | {kind} | {labels} | {} |", metric.help).replace("|  |", "| |");
+        let (name, kind) = (metric.name, metric.kind.name());
+        assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
+        let labels = metric.labels.join(", ");
+        let labels = if labels.is_empty() { labels } else { format!("{{{labels}}}") };
+        let kind = if kind == "histogram" { "Histogram. " } else { "" };
+        let row = format!("| `{name}{labels}` | {kind}{} |", metric.help);
         assert!(manual.contains(&row), "docs/metrics.md lacks this row:\n{row}");
     }
     let rows =

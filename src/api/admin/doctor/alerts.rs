@@ -199,9 +199,10 @@ const CHECKS: &[MetricCheck] = &[
         "TollgateClusterNotServing",
         Error,
         "not_serving",
-        ("tollgate_cluster_state", &["state=\"serving\""]),
-        Is(|serving| serving == 0.0),
-        "this replica does not serve in its cluster: it is joining or draining",
+        // A replica that drains does what it was told.
+        ("tollgate_cluster_state", &["state=\"joining\""]),
+        Is(is_positive),
+        "this replica does not serve in its cluster: it is joining",
         "wait for a moment; then `/readyz` says what it waits for, and the log has the addresses that it cannot reach",
     ),
     metric(
