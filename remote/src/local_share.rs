@@ -258,7 +258,7 @@ impl LocalShare {
         let limit = &limit.share(replicas);
         let checks =
             Checks::from_slice(&[Check { key, limit, operation, on_refusal, origin: LimitOrigin::Rule }]);
-        self.memory.admin().dry_run(&checks, now, |_| false).decisions[0].verdict.passes()
+        self.memory.dry_run(&checks, now, |_| false).decisions[0].verdict.passes()
     }
 
     /// Decides by the share of a limit of the key, `by`. Returns the decision and the hits that were charged, which are
@@ -281,7 +281,7 @@ impl LocalShare {
         // What could not be charged later is not admitted as counted.
         if matches!(operation, Operation::Charge(_)) && !self.has_room(key, now) {
             self.count_full(now);
-            let uncharged = self.memory.admin().dry_run(&checks, now, |_| false).decisions[0];
+            let uncharged = self.memory.dry_run(&checks, now, |_| false).decisions[0];
             return (self.on_full.without_memory(uncharged), 0);
         }
         // Not `apply_single`, whose decision has no receipt.

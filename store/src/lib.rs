@@ -26,8 +26,8 @@ pub use held_counter::{Exhausted, HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
 pub use key_hasher::{KeyHash, KeyHasher};
 pub use memory::{
-    Admin, CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement,
-    ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
+    CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement, ReserveError,
+    SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
 };
 pub use operation::{
     CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, OperationProperties, UnknownId,
