@@ -210,9 +210,9 @@ impl<W: Write> ChecksumWriter<W> {
     }
 
     fn put_slot(&mut self, encoded: Option<EncodedSlot>) -> io::Result<()> {
-        let Some(EncodedSlot { slot, epoch, seq, bytes }) = encoded else { return Ok(()) };
-        self.put(&Some(SlotHeader { slot, epoch, seq, length: bytes.len() as u64 }))?;
-        self.write_all(&bytes)
+        let Some(EncodedSlot { slot, epoch, seq, data }) = encoded else { return Ok(()) };
+        self.put(&Some(SlotHeader { slot, epoch, seq, length: data.len() as u64 }))?;
+        self.write_all(&data)
     }
 }
 
