@@ -26,8 +26,8 @@ pub use held_counter::{Exhausted, HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
 pub use key_hasher::{KeyHash, KeyHasher};
 pub use memory::{
-    Admin, CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement,
-    ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
+    CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement, ReserveError,
+    SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
 };
 pub use operation::{
     CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, OperationProperties, UnknownId,
@@ -45,4 +45,5 @@ pub use slot::{SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};
 pub use slot_data::{Consumption, SlotChanges, SlotData, SlotDecodeError};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};
-pub use tollgate_counter::{algorithm::OwnTerms, time::Lead};
+pub use tollgate_counter::algorithm::OwnTerms;
+pub use tollgate_counter::time::Lead;

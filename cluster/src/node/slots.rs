@@ -411,11 +411,11 @@ impl Slots {
             }
             RemoteOperation::Absorb(consumed) => {
                 self.memory.add(self.of(*key), consumed.difference(&Default::default()), cx.wall);
-                OperationOutcome::new(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+                OperationOutcome::new(self.memory.peek(*key, limit, cx.wall).peek, 0)
             }
             RemoteOperation::Settle(settlement) => {
                 self.leases.settle(*key, limit, settlement, cx);
-                OperationOutcome::new(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+                OperationOutcome::new(self.memory.peek(*key, limit, cx.wall).peek, 0)
             }
             RemoteOperation::Divide(id, terms, report) => {
                 let id = *id;
@@ -425,7 +425,7 @@ impl Slots {
                 if self.may_divide(self.of(*key), cx) {
                     self.assign(self.dividers.report(&report, cx.wall), cx);
                 }
-                OperationOutcome::new(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+                OperationOutcome::new(self.memory.peek(*key, limit, cx.wall).peek, 0)
             }
         };
         let borrower = peer.filter(|_| *lease_hits > 0);

@@ -217,7 +217,7 @@ impl ActiveView<'_> {
     pub async fn peek(&self, counter_ref: &CounterRef<'_>) -> Result<CounterState, NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
         let Some(remote) = &self.limiter.remote else {
-            return Ok(self.limiter.memory.admin().peek(*key, limit, *now));
+            return Ok(self.limiter.memory.peek(*key, limit, *now));
         };
         let [peek] =
             remote.operate(*key, limit, [CounterOperation::Show]).await.ok_or_else(|| unreachable(remote))?;
@@ -228,7 +228,11 @@ impl ActiveView<'_> {
     pub async fn replace(&self, counter_ref: &CounterRef<'_>, hits: u64) -> Result<Replacement, NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
         let Some(remote) = &self.limiter.remote else {
-            return Ok(self.limiter.memory.admin().replace(*key, limit, *now, hits));
+            let memory = &self.limiter.memory;
+            let before = memory.peek(*key, limit, *now);
+            // Without a cluster this memory owns all slots.
+            let _ = memory.operate(*key, limit, &CounterOperation::Set(hits), *now);
+            return Ok(Replacement { before, after: memory.peek(*key, limit, *now) });
         };
         let operations = [CounterOperation::Show, CounterOperation::Set(hits)];
         let [before, after] =
@@ -340,7 +344,7 @@ impl ActiveView<'_> {
         let memory = &self.limiter.memory;
         let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
         let Some(remote) = &self.limiter.remote else {
-            return Ok(memory.admin().dry_run(checks, self.now(), refused));
+            return Ok(memory.dry_run(checks, self.now(), refused));
         };
         if remote.is_joining() {
             return Err(LimiterError::Joining);
@@ -356,7 +360,7 @@ impl ActiveView<'_> {
             });
         };
         if decisions.is_none() && checks.iter().all(is_here) {
-            return Ok(memory.admin().dry_run(checks, self.now(), refused));
+            return Ok(memory.dry_run(checks, self.now(), refused));
         }
         let state = |(outcome, check): (&OperationOutcome, &Check<'_>)| {
             CounterState::from_outcome(check.limit, outcome, self.now())

@@ -1,26 +1,17 @@
-//! Operations of operators: dry runs, and access to single counters.
+//! What operators see of counters: their states, and the decisions that a check set would get.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_counter::{
-    algorithm::{Decision, Limit, Operation, PenaltyState},
-    descriptor::Key,
+    algorithm::{Decision, Limit, PenaltyState},
     time::Timestamp,
 };
 
 use crate::{
-    Check, Checks, Decisions, LimitOrigin, OnRefusal, OpenHolds, OwnLimitState, OwnTerms, Subscribers,
-    held_counter::{HeldCounter, Room},
-    memory::{LockedSlots, Memory},
-    operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, decide_set},
+    Decisions, OpenHolds, OwnLimitState, OwnTerms, Subscribers,
+    operation::{CounterDetails, HoldOutcome, OperationOutcome},
 };
-
-/// What operators do with counters in memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Admin<'m> {
-    pub(super) memory: &'m Memory,
-}
 
 /// The decisions that a check set would get, with the state of its counters.
 #[derive(Clone, Debug)]
@@ -55,52 +46,6 @@ pub struct Replacement {
     pub before: CounterState,
     /// The counter after its replacement.
     pub after: CounterState,
-}
-
-impl Admin<'_> {
-    /// The decisions that [`Memory::apply`] would return now. Changes nothing, and does not predict a lack of memory
-    /// for a new key.
-    pub fn dry_run(
-        &self,
-        checks: &Checks<'_>,
-        now: Timestamp,
-        refused: impl FnOnce(&[Decision]) -> bool,
-    ) -> DryRun {
-        let locked = LockedSlots::new(self.memory, checks, now);
-        let before = checks.iter().map(|check| locked.state_of(check)).collect();
-        let own = locked.each_own_terms(checks);
-        let copies = checks.iter().map(|check| (check.key, locked.held(check.key)));
-        let mut copies: BTreeMap<Key, HeldCounter> = copies.collect();
-        drop(locked);
-        let at = self.memory.at(now);
-        let decisions = decide_set(checks, refused, |index, operation| {
-            let Check { key, limit, origin, .. } = checks[index];
-            let copy = copies.entry(key).or_default();
-            (copy.apply(limit, origin, operation, at, Room::NONE).0.decision, true)
-        });
-        let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
-        DryRun { decisions: decisions.with_own(displayed), before }
-    }
-
-    /// The state of the counter of `key`, of the kind of `limit`.
-    pub fn peek(&self, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
-        LockedSlots::for_key(self.memory, key, now).state(key, limit)
-    }
-
-    /// Replaces the counter of `key` by a fresh one with `hits` charged. Hits above the limit become a debt if the
-    /// algorithm can hold one. Does nothing if this replica does not own the slot.
-    pub fn replace(&self, key: Key, limit: &Limit, now: Timestamp, hits: u64) -> Replacement {
-        let mut locked = LockedSlots::for_key(self.memory, key, now);
-        let before = locked.state(key, limit);
-        if locked.are_owned() {
-            let operation = Operation::Peek;
-            let origin = LimitOrigin::Rule;
-            let check = Check { key, limit, operation, on_refusal: OnRefusal::Keep, origin };
-            locked.apply(&check, &CounterOperation::Set(hits));
-            locked.record_change(key);
-        }
-        Replacement { before, after: locked.state(key, limit) }
-    }
 }
 
 impl CounterState {

@@ -12,11 +12,7 @@ use tollgate_counter::{
 use crate::{
     Check, NotLocal, OwnTerms, Slot,
     held_counter::{HeldCounter, Room},
-    memory::{
-        CounterState, Memory,
-        ownership::{OwnershipTable, SlotOwnership},
-        tables::AppliedOperation,
-    },
+    memory::{CounterState, Memory, ownership::SlotOwnership, tables::AppliedOperation},
     operation::{CounterOperation, OperationOutcome, decide_leased, decide_set},
     side_data::SideData,
     table::SlotTable,
@@ -29,13 +25,7 @@ pub(super) struct LockedSlots<'m> {
     // Invariant: ascending and unique; one table for each, and one ownership for each in a cluster.
     slots: SmallVec<[Slot; 2]>,
     tables: SmallVec<[MutexGuard<'m, SlotTable>; 2]>,
-    ownerships: Option<Ownerships<'m>>,
-}
-
-/// The ownerships of the locked slots.
-struct Ownerships<'m> {
-    all: &'m OwnershipTable,
-    each: SmallVec<[MutexGuard<'m, SlotOwnership>; 2]>,
+    ownerships: SmallVec<[MutexGuard<'m, SlotOwnership>; 2]>,
 }
 
 impl<'m> LockedSlots<'m> {
@@ -55,10 +45,10 @@ impl<'m> LockedSlots<'m> {
     // Ascending and unique slots.
     fn lock(memory: &'m Memory, slots: SmallVec<[Slot; 2]>, now: Timestamp) -> Self {
         let tables = slots.iter().map(|slot| memory.tables.lock(*slot)).collect();
-        let ownerships = memory
-            .ownerships
-            .as_ref()
-            .map(|all| Ownerships { all, each: slots.iter().map(|slot| all.lock(*slot)).collect() });
+        let ownerships = match &memory.ownerships {
+            Some(all) => slots.iter().map(|slot| all.lock(*slot)).collect(),
+            None => SmallVec::new(),
+        };
         Self { memory, now, slots, tables, ownerships }
     }
 
@@ -70,7 +60,7 @@ impl<'m> LockedSlots<'m> {
             return Err(NotLocal::Slot(memory.slot(check.key)));
         }
         let locked = Self::new(memory, checks, now);
-        let mut slots = locked.ownerships().iter().zip(&locked.slots);
+        let mut slots = locked.ownerships.iter().zip(&locked.slots);
         let missing = slots.find(|(ownership, _)| !ownership.is_owned());
         match missing.map(|(_, slot)| *slot) {
             Some(slot) => Err(NotLocal::Slot(slot)),
@@ -94,10 +84,6 @@ impl LockedSlots<'_> {
 
     fn table_ref(&self, key: Key) -> &SlotTable {
         &self.tables[self.position(key)]
-    }
-
-    fn ownerships(&self) -> &[MutexGuard<'_, SlotOwnership>] {
-        self.ownerships.as_ref().map_or(&[], |ownerships| &ownerships.each)
     }
 
     /// Whether a counter of the slots has side data.
@@ -124,7 +110,7 @@ impl LockedSlots<'_> {
 
     /// Whether this replica owns the slots.
     pub(super) fn are_owned(&self) -> bool {
-        self.ownerships().iter().all(|ownership| ownership.is_owned())
+        self.ownerships.iter().all(|ownership| ownership.is_owned())
     }
 
     /// Applies `change` to the counter of `key` with its holds, and returns whether the counter is stored.
@@ -159,14 +145,15 @@ impl LockedSlots<'_> {
     /// Records that the counter of `key` has changed.
     pub(super) fn record_change(&mut self, key: Key) {
         let position = self.position(key);
-        if let Some(Ownerships { all, each }) = &mut self.ownerships {
-            all.record_change(self.slots[position], &mut each[position], key, &self.tables[position]);
+        if let Some(all) = &self.memory.ownerships {
+            let ownership = &mut self.ownerships[position];
+            all.record_change(self.slots[position], ownership, key, &self.tables[position]);
         }
     }
 
     /// Records which counters the checks have changed.
     pub(super) fn record_changes(&mut self, checks: &[Check<'_>], decisions: &[Decision]) {
-        if self.ownerships.is_none() {
+        if self.ownerships.is_empty() {
             return;
         }
         for (check, decision) in checks.iter().zip(decisions) {

@@ -130,7 +130,7 @@ mod tests {
             for _ in 0..13 {
                 apply(&memory, &check, SHOWN);
             }
-            let penalty = |now| memory.admin().peek(check.key, &limit, now).penalty.unwrap();
+            let penalty = |now| memory.peek(check.key, &limit, now).penalty.unwrap();
             assert_eq!(penalty(SHOWN).ends_after, Some(Duration::from_nanos(DAY / 100)));
             memory.give_up_lead(LEAD);
             assert_eq!(penalty(NOW).ends_after, Some(Duration::from_nanos(DAY / 10)), "{limit:?}");
@@ -150,11 +150,7 @@ mod tests {
             assert!(wait.as_nanos() <= 3 * u128::from(DAY), "{limit:?} refuses for {wait:?}");
             for name in ["asked", "silent"] {
                 let check = check(limit, name, Operation::Peek);
-                assert_eq!(
-                    memory.admin().peek(check.key, limit, now.plus(3 * DAY)).peek.remaining,
-                    10,
-                    "{limit:?}"
-                );
+                assert_eq!(memory.peek(check.key, limit, now.plus(3 * DAY)).peek.remaining, 10, "{limit:?}");
                 assert_eq!(apply(memory, &check, now.plus(3 * DAY)).remaining, 10, "{limit:?} {name}");
             }
         }

@@ -10,7 +10,7 @@ use crate::{
     key_hasher::ByKey,
     memory::{
         Memory,
-        ownership::{ChangedCounters, ChangedKeys, SlotOwnership},
+        ownership::{ChangedCounters, SlotOwnership},
     },
 };
 
@@ -189,7 +189,7 @@ impl Memory {
     pub fn whole(&self, slot: Slot) -> SlotChanges {
         let all = |ownership: &mut SlotOwnership| {
             ownership.take_changed();
-            ChangedCounters::All
+            ChangedCounters::all()
         };
         self.copies_of(slot, all)
     }
@@ -226,23 +226,21 @@ impl Memory {
         }
         ownerships.unflag(slot);
         let seq = ownership.seq();
-        let data = match which(&mut ownership) {
-            ChangedCounters::All => {
-                let copies = table.copy_all(resources);
-                let side_data = table.copy_all_side_data(resources);
-                drop((ownership, table));
-                SlotData::all(self.with_keys(slot, copies.into_iter()), side_data)
+        let ChangedCounters { are_all, keys, .. } = which(&mut ownership);
+        let data = if are_all {
+            let copies = table.copy_all(resources);
+            let side_data = table.copy_all_side_data(resources);
+            drop((ownership, table));
+            SlotData::all(self.with_keys(slot, copies.into_iter()), side_data)
+        } else {
+            let mut counters = Vec::with_capacity(keys.len());
+            let mut side_data = ByKey::default();
+            for key in keys {
+                let (counter, changed) = table.copy_changes(key, resources);
+                counters.push((key, counter));
+                side_data.extend(changed.map(|changed| (key, changed)));
             }
-            ChangedCounters::Some(ChangedKeys { keys, .. }) => {
-                let mut counters = Vec::with_capacity(keys.len());
-                let mut side_data = ByKey::default();
-                for key in keys {
-                    let (counter, changed) = table.copy_changes(key, resources);
-                    counters.push((key, counter));
-                    side_data.extend(changed.map(|changed| (key, changed)));
-                }
-                SlotData::some(counters.into_iter(), side_data)
-            }
+            SlotData::some(counters.into_iter(), side_data)
         };
         SlotChanges { seq, data: data.with_lead(self.restrictions.lead()) }
     }

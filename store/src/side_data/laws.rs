@@ -225,7 +225,7 @@ fn side_data_stays_when_clocks_differ_and_memory_is_short() {
 #[test]
 fn counter_that_is_set_keeps_what_is_not_counted() {
     for_each_kind(|kind, memory, limit| {
-        memory.admin().replace(KEY, limit, NOW, 0);
+        memory.operate(KEY, limit, &CounterOperation::Set(0), NOW).unwrap();
         assert_eq!(has(memory, kind), kind.stays_on_set, "{}", kind.name);
     });
 }
@@ -237,7 +237,7 @@ fn memory_of_side_data_is_free_after_its_end() {
         assert!(bytes > 0);
         memory.leases().set_leased(KEY, 0);
         memory.grants().end(KEY, NOW);
-        memory.admin().replace(KEY, limit, NOW, 0);
+        memory.operate(KEY, limit, &CounterOperation::Set(0), NOW).unwrap();
         memory.sweep(NOW.after(HOUR * 3));
         let is_left = kind.name == "unknown records";
         assert_eq!(has(memory, kind), is_left, "{}", kind.name);
