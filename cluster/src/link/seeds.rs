@@ -44,7 +44,7 @@ pub(super) async fn watch(hub: Arc<Hub>) {
     join_all(seeds.map(|(index, seed)| {
         let (hub, all, publish) = (&hub, &all, &publish);
         watch_one(hub, seed, move |found| {
-            let mut all = lock(&all);
+            let mut all = lock(all);
             all[index] = found;
             publish(&all);
         })

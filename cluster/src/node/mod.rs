@@ -47,7 +47,7 @@ pub(crate) use ticks::{TICK, TICK_IDLE};
 pub use view::{ClusterView, MemberView};
 
 use backup_sender::BackedUp;
-use checks::{Checks, Router};
+use checks::Router;
 use context::Context;
 use forwarding::{Forwarding, OpenCheck};
 use joining::Joining;
@@ -69,7 +69,8 @@ pub(crate) struct ClusterNode {
     members: Membership,
     joining: Joining,
     slots: Slots,
-    checks: Checks,
+    forwarding: Forwarding,
+    borrower: LeaseBorrower,
     out: NodeOutput,
 }
 
@@ -91,10 +92,8 @@ impl ClusterNode {
             members: Membership::new(local_id, address, settings, memory.slots()),
             joining: Joining::new(settings.bootstrap_timeout, now),
             slots: Slots::new(local_id, memory, dividers, settings, now),
-            checks: Checks {
-                forwarding: Forwarding::default(),
-                borrower: LeaseBorrower::new(local_id, settings),
-            },
+            forwarding: Forwarding::default(),
+            borrower: LeaseBorrower::new(local_id, settings),
             out: NodeOutput::new(settings.data_bytes_max),
         }
     }
@@ -152,7 +151,7 @@ impl ClusterNode {
 
     /// Takes back hits that this replica charged to a grant.
     pub(crate) fn undo_leased(&mut self, key: Key, limit: &Limit, hits: u64) {
-        self.checks.borrower.undo(key, limit, hits);
+        self.borrower.undo(key, limit, hits);
     }
 
     /// Sends what `share` has admitted to the owners that are reachable, and what could not be sent before.
@@ -204,7 +203,7 @@ impl ClusterNode {
     /// Passes a message to the slots or the checks.
     fn dispatch(&mut self, from: MemberId, message: Message, now: Timestamp) {
         let mut router = self.router(now);
-        let Router { checks, slots, cx } = &mut router;
+        let Router { borrower, slots, cx, .. } = &mut router;
         match message {
             Message::Hello(_) | Message::Member(_) | Message::Dead { .. } | Message::Status { .. } => {}
             Message::Owns { slot, epoch, origin } => {
@@ -235,7 +234,7 @@ impl ClusterNode {
             }
             Message::Reply { ticket, reply } => router.receive_reply(ticket, reply),
             Message::Recall { key } => router.return_grant(key),
-            Message::Revoke { key } => checks.borrower.revoke_refusal(key),
+            Message::Revoke { key } => borrower.revoke_refusal(key),
             Message::Assigned(assignments) => cx.out.actions.push(NodeAction::Assign(assignments)),
         }
         router.retry_ready();
@@ -286,7 +285,10 @@ impl ClusterNode {
     /// Whether something waits for a tick that is due at no known time, or soon. Otherwise ticks only judge silence and
     /// send backups.
     fn needs_ticks(&self) -> bool {
-        self.members.needs_ticks() || self.slots.need_ticks() || self.checks.need_ticks()
+        self.members.needs_ticks()
+            || self.slots.need_ticks()
+            || self.forwarding.needs_ticks()
+            || self.borrower.has_borrowed()
     }
 
     /// Takes messages that wait for `peer`, oldest first: at most `most`, and at most `data_bytes_max` bytes of slot data
@@ -299,7 +301,7 @@ impl ClusterNode {
         now: Timestamp,
     ) -> Vec<Message> {
         let messages = self.out.take_messages(peer, most, data_bytes_max);
-        self.checks.forwarding.mark_written(&messages, now);
+        self.forwarding.mark_written(&messages, now);
         messages
     }
 
@@ -322,7 +324,7 @@ impl ClusterNode {
     /// Whether every slot is handed off, no other member needs the copies here and no peer waits for a reply.
     pub(crate) fn is_drained(&self, now: Timestamp) -> bool {
         self.members.has_drained_long(now)
-            && !self.checks.forwarding.has_peer_checks()
+            && !self.forwarding.has_peer_checks()
             && !self.slots.backup_sender.has_unanswered()
             && self.slots.ownership.hand_offs.is_empty()
             && !self.slots.are_needed(&self.members)
@@ -390,7 +392,8 @@ impl ClusterNode {
     }
 
     fn router(&mut self, now: Timestamp) -> Router<'_> {
-        let Self { wall, ticks, members, slots, checks, out, .. } = self;
-        Router { checks, slots, cx: Context { now, wall: *wall, judged_at: ticks.judged_at, members, out } }
+        let Self { wall, ticks, members, slots, forwarding, borrower, out, .. } = self;
+        let cx = Context { now, wall: *wall, judged_at: ticks.judged_at, members, out };
+        Router { forwarding, borrower, slots, cx }
     }
 }

@@ -40,6 +40,6 @@ impl ClusterNode {
 
     /// Hits of `key` that this replica has borrowed and may still use.
     pub(crate) fn borrowed(&self, key: Key, now: Timestamp) -> u64 {
-        self.checks.borrower.borrowed(key, now)
+        self.borrower.borrowed(key, now)
     }
 }
