@@ -150,20 +150,18 @@ impl HttpCalls {
 }
 
 async fn readyz<R: Readiness + Clone>(State(readiness): State<R>) -> Response {
-    readiness.ready().map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, printable_lines(&why))).into_response()
+    probed(readiness.ready(), StatusCode::SERVICE_UNAVAILABLE)
 }
 
 /// Like `/readyz`, with the status codes that probes for envoyproxy/ratelimit expect.
 async fn healthcheck<R: Readiness + Clone>(State(readiness): State<R>) -> Response {
-    readiness
-        .healthy()
-        .map_err(|why| (StatusCode::INTERNAL_SERVER_ERROR, printable_lines(&why)))
-        .into_response()
+    probed(readiness.healthy(), StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// A reason may quote rules and names of others, and `curl` prints it on a terminal.
-fn printable_lines(text: &str) -> String {
-    text.lines().map(|line| printable::escaped(line) + "\n").collect()
+fn probed(answer: Result<String, String>, failure: StatusCode) -> Response {
+    // A reason may quote rules and names of others, and `curl` prints it on a terminal.
+    let printable = |why: String| why.lines().map(|line| printable::escaped(line) + "\n").collect::<String>();
+    answer.map_err(|why| (failure, printable(why))).into_response()
 }
 
 /// A call as JSON. The status of an answered call of `tollgate.v1` is 200, whatever its verdicts.

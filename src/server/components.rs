@@ -30,12 +30,11 @@ use crate::{
     },
     persistence::Persistence,
     server::{
-        Phase, Server, ServiceError, lifecycle,
+        Phase, Server, ServiceError, Tasks, lifecycle,
         limits::LimitLookups,
         metrics::{self, MetricsSources},
         replica,
         services::Services,
-        tasks::Tasks,
     },
     settings::{BackendChoice, Settings},
 };

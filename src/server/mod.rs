@@ -5,6 +5,7 @@ use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use bytesize::ByteSize;
 use tokio::{
     sync::{mpsc, oneshot, watch},
+    task::JoinSet,
     time::timeout,
 };
 use tollgate_cluster::link;
@@ -41,7 +42,6 @@ mod services;
 mod shutdown;
 mod stats;
 mod stream;
-mod tasks;
 mod tls;
 mod wake_filter;
 mod workers;
@@ -61,7 +61,6 @@ use reply_bytes::ReplyBytes;
 use request_bytes::RequestBytes;
 use services::Services;
 use shutdown::Shutdown;
-use tasks::Tasks;
 use tls::ListenerCertificates;
 
 /// Maximum size of a message, in bytes.
@@ -356,6 +355,48 @@ impl Server {
         let parts = Shutdown { drain, phase, listeners, background, components, traces };
         parts.run(is_graceful, shutdown).await;
         result
+    }
+}
+
+/// The tasks of the service. None of them exits while it runs.
+#[derive(Debug, Default)]
+struct Tasks {
+    listeners: JoinSet<()>,
+    background: JoinSet<()>,
+    /// What follows the system clock.
+    clock: JoinSet<ClockOutOfRange>,
+    /// The links to other replicas; empty without a cluster.
+    links: JoinSet<Result<(), link::LinkError>>,
+}
+
+impl Tasks {
+    /// Waits until one of the tasks exits.
+    async fn exit(&mut self) -> ServiceError {
+        let failed = |task, exit: Result<(), String>| {
+            let reason = exit.err().unwrap_or_else(|| "task exited unexpectedly".to_owned());
+            ServiceError::TaskFailed { task, reason }
+        };
+        tokio::select! {
+            exit = exit_of(&mut self.links) => match exit {
+                Ok(Err(error)) => error.into(),
+                Ok(Ok(())) => failed("cluster links", Ok(())),
+                Err(panic) => failed("cluster links", Err(panic)),
+            },
+            exit = exit_of(&mut self.listeners) => failed("listener", exit),
+            exit = exit_of(&mut self.background) => failed("background task", exit),
+            exit = exit_of(&mut self.clock) => match exit {
+                Ok(error) => error.into(),
+                Err(panic) => failed("clock", Err(panic)),
+            },
+        }
+    }
+}
+
+/// Waits until one of the tasks returns or panics. Never completes without tasks.
+async fn exit_of<T: 'static>(tasks: &mut JoinSet<T>) -> Result<T, String> {
+    match tasks.join_next().await {
+        None => std::future::pending().await,
+        Some(exit) => exit.map_err(|panic| panic.to_string()),
     }
 }
 

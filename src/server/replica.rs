@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use crate::{
     persistence::{Persistence, PersistenceSettings, SlotSources},
-    server::{ServiceError, tasks::Tasks},
+    server::{ServiceError, Tasks},
 };
 
 /// Time for goodbyes to be sent.

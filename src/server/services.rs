@@ -56,21 +56,16 @@ pub(super) struct Services {
 impl Services {
     /// Services over HTTP.
     pub(super) fn http(router: Router, callers: CallerRegistry) -> Self {
-        // A router with its state set is not rebuilt for each request.
-        let router = router.with_state(());
-        let api = None;
-        let quotas = None;
-        let activity = None;
-        let caller = Caller::default();
         Self {
-            router,
-            api,
-            quotas,
+            // A router with its state set is not rebuilt for each request.
+            router: router.with_state(()),
+            api: None,
+            quotas: None,
             peer: None,
             origin: CallerOrigin::Network(None),
-            activity,
+            activity: None,
             callers,
-            caller,
+            caller: Caller::default(),
         }
     }
 
@@ -81,19 +76,7 @@ impl Services {
         quotas: Option<Arc<QuotaService>>,
         callers: CallerRegistry,
     ) -> Self {
-        let api = Some(api);
-        let activity = None;
-        let caller = Caller::default();
-        Self {
-            router,
-            api,
-            quotas,
-            peer: None,
-            origin: CallerOrigin::Network(None),
-            activity,
-            callers,
-            caller,
-        }
+        Self { api: Some(api), quotas, ..Self::http(router, callers) }
     }
 
     /// The services for one connection. `name` is that of the client's certificate, which was verified.

@@ -3,6 +3,7 @@
 
 use std::{cmp::Reverse, collections::HashMap, fmt::Write as _, time::Duration};
 
+use sfv::{ListSerializer, key_ref};
 use tollgate_counter::algorithm::{Admission, Limit};
 use tollgate_limiter::limiter::{ActiveView, Answer, CurrentLimit, Modes, Request, Retry, Status};
 use tollgate_rules::Rule;
@@ -10,9 +11,6 @@ use tollgate_wire::proto::envoy::config::core::v3::HeaderValue;
 
 /// The most limits in a header. Of more, the tightest ones are listed.
 const LISTED_MAX: usize = 32;
-/// The largest integer of a structured field: it has 15 digits.
-const INTEGER_MAX: u64 = 999_999_999_999_999;
-const BASE64: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
 /// Which headers replies have. The default is none.
 #[derive(Clone, Debug, Default)]
@@ -177,34 +175,31 @@ impl HeaderSettings {
             return None;
         }
         let retry = answer.retry(modes, request);
-        let mut policies = String::new();
-        let mut limits = String::new();
+        let mut policies = ListSerializer::new();
+        let mut limits = ListSerializer::new();
         for visible in listed {
-            let name = string(visible.status.name());
-            let mut partition = String::new();
-            if self.partition_key
-                && let Some(key) = view.partition_key(request, visible.descriptor)
-            {
-                partition = format!(";pk={}", byte_sequence(&key));
-            }
-            for list in [&mut policies, &mut limits] {
-                list.push_str(if list.is_empty() { "" } else { ", " });
-                list.push_str(&name);
-            }
-            // Writing to a string does not fail.
-            let _ = write!(policies, ";q={}", integer(visible.limit.requests_per_unit));
+            let name = string(visible.status.name())?;
+            let unit = string(visible.quota_unit())?;
+            let partition = self.partition_key.then(|| view.partition_key(request, visible.descriptor));
+            let partition = partition.flatten();
+            let mut policy = policies.bare_item(&name);
+            policy = policy.parameter(key_ref("q"), integer(visible.limit.requests_per_unit));
             if let Some(window) = visible.window().filter(|window| *window <= self.window_max) {
-                let _ = write!(policies, ";w={}", seconds(window));
+                policy = policy.parameter(key_ref("w"), integer(seconds(window)));
             }
-            let _ = write!(policies, ";qu={}{partition}", string(visible.quota_unit()));
-            let _ = write!(limits, ";r={}", integer(visible.status.remaining));
+            policy = policy.parameter(key_ref("qu"), &unit);
+            let mut limit = limits.bare_item(&name);
+            limit = limit.parameter(key_ref("r"), integer(visible.status.remaining));
             let reset = visible.resets_after(answer, retry).map(seconds);
             if let Some(reset) = reset.filter(|reset| *reset <= self.window_max.as_secs()) {
-                let _ = write!(limits, ";t={reset}");
+                limit = limit.parameter(key_ref("t"), integer(reset));
             }
-            limits.push_str(&partition);
+            if let Some(key) = &partition {
+                policy.parameter(key_ref("pk"), &key[..]);
+                limit.parameter(key_ref("pk"), &key[..]);
+            }
         }
-        Some([header("RateLimit-Policy", policies), header("RateLimit", limits)])
+        Some([header("RateLimit-Policy", policies.finish()?), header("RateLimit", limits.finish()?)])
     }
 }
 
@@ -295,17 +290,17 @@ fn millis(time: Duration) -> u128 {
     time.as_nanos().div_ceil(1_000_000).max(1)
 }
 
-/// An integer of a structured field (RFC 9651). Larger ones become the largest.
-fn integer(number: u64) -> u64 {
-    number.min(INTEGER_MAX)
+/// An integer of a structured field, which has at most 15 digits. Larger ones become the largest.
+fn integer(number: u64) -> sfv::Integer {
+    sfv::Integer::try_from(number).unwrap_or(sfv::Integer::MAX)
 }
 
-/// A string of a structured field. It can hold printable ASCII only, so the bytes of other characters, and `%`, are written as `%XX`.
-fn string(text: &str) -> String {
-    let mut string = String::from("\"");
+/// A string of a structured field. It can hold printable ASCII only, so the bytes of other characters, and `%`, are
+/// written as `%XX`.
+fn string(text: &str) -> Option<sfv::String> {
+    let mut string = String::new();
     for byte in text.bytes() {
         match byte {
-            b'"' | b'\\' => string.extend(['\\', char::from(byte)]),
             b' '..=b'~' if byte != b'%' => string.push(char::from(byte)),
             _other => {
                 // Writing to a string does not fail.
@@ -313,22 +308,8 @@ fn string(text: &str) -> String {
             }
         }
     }
-    string.push('"');
-    string
-}
-
-/// A byte sequence of a structured field: Base64 between colons.
-fn byte_sequence(bytes: &[u8]) -> String {
-    let mut sequence = String::from(":");
-    for chunk in bytes.chunks(3) {
-        let filled = chunk.iter().chain([0; 2].iter()).take(3);
-        let block = filled.fold(0_usize, |block, byte| block << 8 | usize::from(*byte));
-        let digits = [18, 12, 6, 0].map(|shift| char::from(BASE64[block >> shift & 63]));
-        sequence.extend(digits.iter().take(chunk.len() + 1));
-        sequence.extend((chunk.len()..3).map(|_| '='));
-    }
-    sequence.push(':');
-    sequence
+    // It has no other characters.
+    sfv::String::from_string(string).ok()
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ use axum::{
     routing::get,
 };
 
-mod growth;
 mod live;
 mod sample;
 
