@@ -474,6 +474,14 @@ def test_every_view_fits_and_is_accessible(loaded_cluster, open_page, scheme, wi
             page.get_by_role("button", name="Close").click()
 
 
+def test_every_view_fits_into_320_pixels(exhausted, open_page):
+    page = open_page(exhausted, width=320)
+    for title in VIEWS.values():
+        page.get_by_role("link", name=title, exact=True).click()
+        expect(page.get_by_role("heading", level=2)).to_have_text(title)
+        assert not browsers.is_wider_than_window(page), title
+
+
 def test_phone_shows_decisions_refusals_and_states_without_scrolling_sideways(loaded_cluster, open_page):
     page = open_page(loaded_cluster.replicas[0], view="rules", width=browsers.PHONE)
     rows = page.locator("tbody tr")
