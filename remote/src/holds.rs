@@ -9,8 +9,8 @@ use tollgate_counter::{
     resilience::{Caller, Overloaded},
 };
 use tollgate_store::{
-    Check, Checks, CounterOperation, Decisions, HoldId, HoldOutcome, HoldTerms, Refusal, Reserved, Settled,
-    UnknownId, each_hold_id,
+    Check, Checks, CounterOperation, CounterOutcomes, Decisions, HoldId, HoldOutcome, HoldTerms, Refusal,
+    Settled, UnknownId, each_hold_id,
 };
 
 use crate::{
@@ -49,7 +49,7 @@ impl Remote {
         timeout: Option<Duration>,
         connection: &Caller,
         refusal: Refusal,
-    ) -> Result<Reserved, RemoteHoldError> {
+    ) -> Result<CounterOutcomes, RemoteHoldError> {
         let terms = terms.with_random_attempt();
         let operations = reserve_operations(checks, &terms);
         let call = self.open(&operations, timeout, connection)?;
@@ -79,20 +79,13 @@ impl Remote {
             }
             decisions.iter_mut().for_each(|decision| decision.receipt = None);
             let charged = SmallVec::from_elem(0, checks.len());
-            return Ok(Reserved {
-                is_held: false,
-                has_ended: false,
-                decisions: Decisions::new(decisions, charged).with_own(own(&outcomes)),
-            });
+            return Ok(Decisions::new(decisions, charged).with_own(own(&outcomes)).into());
         }
         call.take_backs.finish();
         let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
         let has_ended = outcomes.iter().any(|outcome| outcome.outcome.hold == HoldOutcome::Ended);
-        Ok(Reserved {
-            is_held: true,
-            has_ended,
-            decisions: Decisions::new(decisions, charged).with_own(own(&outcomes)),
-        })
+        let decisions = Decisions::new(decisions, charged).with_own(own(&outcomes));
+        Ok(CounterOutcomes { is_held: true, has_ended, ..decisions.into() })
     }
 
     /// Refunds the hits of all checks, once for each id, within half of the caller's `timeout`. If a counter could not be

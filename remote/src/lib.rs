@@ -21,8 +21,8 @@ use tollgate_counter::{
     time::Stopwatch,
 };
 use tollgate_store::{
-    Checks, CounterOperation, Decisions, OnRefusal, OperationOutcome, OwnLimitPosition, Refusal,
-    RemoteDecisions,
+    Checks, CounterOperation, CounterOutcomes, Decisions, OnRefusal, OperationOutcome, OwnLimitPosition,
+    Refusal,
 };
 
 mod bounds;
@@ -82,7 +82,7 @@ impl Remote {
         timeout: Option<Duration>,
         connection: &Caller,
         refusal: &Refusal,
-    ) -> Result<RemoteDecisions, Overloaded> {
+    ) -> Result<CounterOutcomes, Overloaded> {
         if let [check] = checks
             && let Some(outcome) = self.submit.refuse_known(&check.to_check())
         {
@@ -359,12 +359,11 @@ fn by_counters(outcomes: RemoteOutcomes) -> Option<SmallVec<[OperationOutcome; 1
 }
 
 /// The decisions of these outcomes, as those of one check set.
-fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
+fn decisions(outcomes: &[RemoteOutcome]) -> CounterOutcomes {
     let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
-    RemoteDecisions {
-        decisions: Decisions::new(rounds::decisions(outcomes), charged).with_own(holds::own(outcomes)),
-        degraded: outcomes.iter().map(|outcome| outcome.decided_by == DecidedBy::Degraded).collect(),
-    }
+    let degraded = outcomes.iter().map(|outcome| outcome.decided_by == DecidedBy::Degraded).collect();
+    let decisions = Decisions::new(rounds::decisions(outcomes), charged).with_own(holds::own(outcomes));
+    CounterOutcomes { degraded, ..decisions.into() }
 }
 
 #[cfg(test)]

@@ -256,7 +256,7 @@ impl LocalShare {
     ) -> bool {
         let share = limit.share(replicas);
         let checks = share_check(key, &share, operation);
-        self.memory.admin().dry_run(&checks, now, |_| false).decisions[0].verdict.passes()
+        self.memory.dry_run(&checks, now, |_| false).decisions[0].verdict.passes()
     }
 
     /// Decides by the share of a limit of the key, `by`. Returns the decision and the hits that were charged, which are
@@ -273,7 +273,7 @@ impl LocalShare {
         // What could not be charged later is not admitted as counted.
         if matches!(operation, Operation::Charge(_)) && !self.has_room(key, now) {
             self.count_full(now);
-            let uncharged = self.memory.admin().dry_run(&checks, now, |_| false).decisions[0];
+            let uncharged = self.memory.dry_run(&checks, now, |_| false).decisions[0];
             return (self.on_full.without_memory(uncharged), 0);
         }
         // Not `apply_single`, whose decision has no receipt.

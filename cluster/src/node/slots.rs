@@ -426,7 +426,7 @@ impl Slots {
                 None
             }
         };
-        let peek = || OperationOutcome::new(self.memory.admin().peek(*key, limit, cx.wall).peek, 0);
+        let peek = || OperationOutcome::new(self.memory.peek(*key, limit, cx.wall).peek, 0);
         let outcome = outcome.unwrap_or_else(peek);
         let borrower = peer.filter(|_| *lease_hits > 0);
         let lease = borrower.and_then(|peer| self.leases.grant_lease(peer, check, &outcome, cx));
