@@ -7,7 +7,7 @@ use crate::docs::PACKAGES;
 const DOORS: [(&str, &str); 13] = [
     (
         "cluster",
-        "Cluster ClusterSettings ClusterStats ClusterView Files LinkTrust MemberDeparture MemberId MemberState \
+        "Cluster ClusterSettings ClusterStats ClusterView Departure Files LinkTrust MemberDeparture MemberId MemberState \
           MemberView PROTOCOL_VERSION SeedFailures SeedState Trust TrustError Tuning fuzz link",
     ),
     (
@@ -33,13 +33,13 @@ const DOORS: [(&str, &str); 13] = [
     (
         "rules",
         "ActiveRules Allowance Contents DESCRIPTORS_MAX DecisionStats DecisionTotals DenialBody \
-          DenialTemplate DenialValues DescriptorRef DisplayedLimit Documents Domain EntryMatch \
+          DenialTemplate DenialValues DescriptorRef DisplayedLimit Documents Domain \
           FileSettings ForwardPolicy GroupedKey KeyValue KeyedDomain KeyedRules LevelTrace LoadError \
-          Location Match MatchKind MatchPosition NODES_MAX Network NetworkError NetworkGroup NodeTrace OnDenied \
+          Location Match MatchKind MatchPosition NODES_MAX Network NetworkError NetworkGroup OnDenied \
           OnOwnerUnavailable OpenMatch Overlay OverlayFile OverlayReceiver OwnBounds OwnNumbers Problem Problems Quota \
           ReadDocuments ResourceLocation Rule RuleEvent RuleInput RuleLoader RuleOptions RuleOrigin \
-          RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle StoredLimit StoredTerms Trial TrialNumbers Unit Unknown \
-          Variable Watcher address algorithm_keys compile composite file_watch fuzz json_schema load \
+          RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle StoredLimit StoredTerms Trial Unit Unknown \
+          Variable Watcher address algorithm_keys compile composite file_watch fuzz hash_of json_schema load \
           load_trial nearest rule_text set_idle_priority yaml",
     ),
     (

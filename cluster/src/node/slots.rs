@@ -21,12 +21,17 @@ use crate::{
         VersionedSlot,
     },
     node::{
-        backup::Backups, backup_sender::BackupSender, context::Context, forwarding::OpenCheck,
-        lease_owner::LeaseOwner, membership::Membership, output::NodeAction, ownership::Ownership,
+        backup::Backups,
+        backup_sender::BackupSender,
+        context::{Context, NodeSettings},
+        forwarding::OpenCheck,
+        lease_owner::LeaseOwner,
+        membership::Membership,
+        output::NodeAction,
+        ownership::Ownership,
         recovery::Recovery,
     },
     placement::Placement,
-    tuning::NodeSettings,
 };
 
 mod arrivals;
@@ -219,7 +224,7 @@ impl Slots {
     /// Whether slots or backups wait for a tick.
     pub(super) fn need_ticks(&self) -> bool {
         self.may_move
-            || self.ownership.has_hand_offs()
+            || !self.ownership.hand_offs.is_empty()
             || self.recovery.is_any_open()
             || self.backup_sender.has_waiting()
             || self.backup_sender.has_unanswered()
