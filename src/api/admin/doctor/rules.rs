@@ -176,6 +176,19 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource) -> Vec<DoctorFinding>
     findings
 }
 
+/// A finding if rules look limits of keys up, and this replica does not.
+pub(super) fn without_limit_source(rules: &Rules) -> Option<DoctorFinding> {
+    let each: Vec<_> =
+        rules.domains().flat_map(Domain::rules).filter(|rule| rule.looks_up_limits()).collect();
+    rules_finding(
+        &each,
+        DoctorFinding::warning,
+        "no_limits_source",
+        "these rules have `own: {from: source}`, and limits.source is none, so all of their keys have the numbers of the rule",
+        "set limits.source, or remove `from`",
+    )
+}
+
 /// Whether a rule may delay requests.
 pub(super) fn may_delay(rules: &Rules) -> bool {
     rules.domains().flat_map(Domain::rules).any(|rule| rule.admission() == Some(Admission::Delayed))
