@@ -71,7 +71,7 @@ struct RecordingState {
 
 /// What a request charges, without borrowing from it.
 #[derive(Debug)]
-struct Charges {
+pub(super) struct Charges {
     time: Timestamp,
     bytes: usize,
     domain: Box<str>,
@@ -82,10 +82,6 @@ struct Charges {
     /// The number of entries and the hits of each descriptor.
     descriptors: Vec<(u32, u64)>,
 }
-
-/// Requests that are to be written as lines.
-#[derive(Debug)]
-pub struct Portion(Vec<Charges>);
 
 /// A recording; it ends when this is dropped.
 #[derive(Debug)]
@@ -216,7 +212,7 @@ impl Recorder {
 
 impl Recording {
     /// The requests since the last call, or the first of them; waits until there are some. `None` if the process stops.
-    pub async fn next(&self) -> Option<Portion> {
+    pub(super) async fn next(&self) -> Option<Vec<Charges>> {
         while !self.recorder.is_stopped.load(Relaxed) {
             match self.take(PORTION_BYTES) {
                 Some(portion) => return Some(portion),
@@ -227,7 +223,7 @@ impl Recording {
     }
 
     /// The lines of a portion, with hashes that match the active rules as their values do.
-    pub fn lines(&self, Portion(requests): Portion, limiter: &Limiter) -> Vec<u8> {
+    pub(super) fn lines(&self, requests: Vec<Charges>, limiter: &Limiter) -> Vec<u8> {
         let secret = self.recorder.lock().as_ref().and_then(|state| state.secret.clone());
         let mut lines = Vec::new();
         for request in &requests {
@@ -260,7 +256,7 @@ impl Recording {
     }
 
     /// The first requests, until they have so many bytes; `None` if there are none.
-    fn take(&self, bytes: usize) -> Option<Portion> {
+    fn take(&self, bytes: usize) -> Option<Vec<Charges>> {
         let mut recording = self.recorder.lock();
         let state = recording.as_mut()?;
         let mut portion = Vec::new();
@@ -273,7 +269,7 @@ impl Recording {
         }
         // A request that was added while another recording ended was not counted.
         state.waiting_bytes = state.waiting_bytes.saturating_sub(taken);
-        (!portion.is_empty()).then_some(Portion(portion))
+        (!portion.is_empty()).then_some(portion)
     }
 }
 

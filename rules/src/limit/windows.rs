@@ -16,7 +16,7 @@ const SUB_WINDOWS_MAX: u64 = 1_000;
 
 /// What envoyproxy/ratelimit does.
 pub(super) fn classic(AtRate { period, requests, .. }: AtRate) -> Limit {
-    Limit::Classic(Classic { limit: requests, window: period.into_window() })
+    Limit::Classic(Classic::new(requests, period.into_window()))
 }
 
 pub(super) fn fixed_window(

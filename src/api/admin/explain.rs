@@ -88,7 +88,8 @@ pub(super) async fn explain_query(
 
 async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, AdminError> {
     let view = state.limiter.view();
-    let request = rls::decode(message, state.reader.bounds()).map_err(|error| unanswered(error.into()))?;
+    let request = rls::decode(message, state.reader.bounds())
+        .map_err(|fault| unanswered(Error::in_message(rls::REQUEST)(fault)))?;
     let asked = request.limiter_request(None).map_err(|error| unanswered(error.into()))?;
     let explanation = view.explain(&asked).await.map_err(|error| match error {
         LimiterError::Remote => AdminError::unavailable(NoCounter::Unreachable),
