@@ -3,10 +3,7 @@
 use std::{collections::BTreeSet, fs, time::Duration};
 
 use serde_json::json;
-use tollgate::server::{
-    Server, ServiceError, cluster_metrics, limit_metrics, replica_metrics, rlqs_metrics, rules_url_metrics,
-    shared_store_metrics, xds_metrics,
-};
+use tollgate::server::{Server, ServiceError, all_metrics, cluster_metrics, replica_metrics};
 use tollgate_counter::time::Clock;
 use tollgate_wire::proto::envoy::{
     extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
@@ -341,16 +338,7 @@ async fn metrics_of_docs_code_and_page_are_the_same() {
     }
 
     let manual = include_str!("../../docs/metrics.md");
-    let all = || {
-        replica_metrics()
-            .chain(cluster_metrics())
-            .chain(shared_store_metrics())
-            .chain(limit_metrics())
-            .chain(rules_url_metrics())
-            .chain(xds_metrics())
-            .chain(rlqs_metrics())
-    };
-    for metric in all() {
+    for metric in all_metrics() {
         let (name, kind) = (metric.name, metric.kind.name());
         assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
         let labels = metric.labels.join(", ");
@@ -361,5 +349,5 @@ async fn metrics_of_docs_code_and_page_are_the_same() {
     }
     let rows =
         manual.lines().filter(|line| line.starts_with("| `tollgate_") || line.starts_with("| `process_"));
-    assert_eq!(rows.count(), all().count(), "every row is a metric");
+    assert_eq!(rows.count(), all_metrics().count(), "every row is a metric");
 }

@@ -29,16 +29,11 @@ pub(super) struct Backups {
 
 #[derive(Clone, Debug, Default)]
 struct SlotBackup {
-    stored: Option<StoredCopy>,
+    stored: Option<VersionedSlot>,
+    /// The last update of the stored copy.
+    stored_at: Timestamp,
     /// When the last backup was refused; `None` if it was stored.
     refused_at: Option<Timestamp>,
-}
-
-/// A copy, and the time of its last update.
-#[derive(Clone, Debug)]
-struct StoredCopy {
-    copy: VersionedSlot,
-    at: Timestamp,
 }
 
 /// What became of a backup that has arrived.
@@ -59,7 +54,7 @@ impl Backups {
 
     /// The copy that is stored for another owner.
     pub(super) fn stored(&self, slot: Slot) -> Option<&VersionedSlot> {
-        self.slots[slot.index()].stored.as_ref().map(|stored| &stored.copy)
+        self.slots[slot.index()].stored.as_ref()
     }
 
     /// The number of stored copies.
@@ -86,7 +81,8 @@ impl Backups {
     /// Stores `copy` unless a newer one is stored.
     pub(super) fn store_newer(&mut self, slot: Slot, copy: VersionedSlot, now: Timestamp) {
         if self.stored(slot).is_none_or(|stored| stored.version < copy.version) {
-            self.slots[slot.index()].stored = Some(StoredCopy { copy, at: now });
+            let backup = &mut self.slots[slot.index()];
+            (backup.stored, backup.stored_at) = (Some(copy), now);
         }
     }
 
@@ -127,15 +123,14 @@ impl Backups {
         cx: &mut Context<'_>,
     ) -> BackupOutcome {
         let base = Version { epoch: copy.version.epoch, seq: after };
-        let SlotBackup { stored, refused_at, .. } = &mut self.slots[slot.index()];
-        let stored = stored.as_mut().filter(|stored| stored.copy.version == base);
-        if let Some(stored) = stored
-            && self.memory.can_merge(&stored.copy.contents, &copy.contents)
+        let SlotBackup { stored, stored_at, refused_at } = &mut self.slots[slot.index()];
+        if let Some(stored) = stored.as_mut().filter(|stored| stored.version == base)
+            && self.memory.can_merge(&stored.contents, &copy.contents)
         {
-            Arc::make_mut(&mut stored.copy.contents).merge(Arc::unwrap_or_clone(copy.contents));
-            stored.copy.version = copy.version;
-            stored.copy.grants = copy.grants;
-            stored.at = cx.now;
+            Arc::make_mut(&mut stored.contents).merge(Arc::unwrap_or_clone(copy.contents));
+            stored.version = copy.version;
+            stored.grants = copy.grants;
+            *stored_at = cx.now;
             return BackupOutcome::Stored;
         }
         if refused_at.is_some_and(|at| cx.now.since(at) < REFUSAL_PAUSE) {
@@ -162,13 +157,11 @@ impl Backups {
         self.swept_at = cx.now;
         for (index, backup) in self.slots.iter_mut().enumerate() {
             let slot = Slot::at(index);
-            let (Some(StoredCopy { copy, at }), Some(owner)) = (&backup.stored, owner(slot)) else {
-                continue;
-            };
+            let (Some(copy), Some(owner)) = (&backup.stored, owner(slot)) else { continue };
             let is_here =
                 cx.members.placement.backup_owner(slot, owner.member) == Some(cx.members.local_id());
             let is_safe = cx.members.is_reachable(owner.member, cx.now) && copy.version.epoch < owner.epoch;
-            if !is_here && is_safe && cx.now.since(*at) > COPY_RETENTION {
+            if !is_here && is_safe && cx.now.since(backup.stored_at) > COPY_RETENTION {
                 backup.stored = None;
             }
         }

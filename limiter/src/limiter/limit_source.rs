@@ -84,7 +84,7 @@ impl LimitSource {
 #[cfg(feature = "limits")]
 #[inline]
 fn looked_up<'s>(applied: &AppliedLimit<'s>) -> Option<(Match<'s>, &'s Arc<OwnBounds>)> {
-    let AppliedLimit::Rule(matched, _) = applied else { return None };
+    let AppliedLimit::Rule(matched, ..) = applied else { return None };
     let own = matched.rule.options().own.as_ref()?;
     own.is_from_source().then_some((*matched, own))
 }

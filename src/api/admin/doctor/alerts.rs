@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -28,7 +29,7 @@ const OBSERVATIONS_MIN: f64 = 100.0;
 const SLOW_SHARE: f64 = 0.01;
 
 /// Reads metrics by their names.
-pub trait MetricReader: Send + Sync {
+pub trait MetricReader: fmt::Debug + Send + Sync {
     /// The series of these metrics as the page of metrics writes them, each with its value.
     fn series(&self, metrics: &[&str]) -> MetricValues;
 }
