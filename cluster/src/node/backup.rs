@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tollgate_counter::time::Timestamp;
-use tollgate_store::{Memory, Slot};
+use tollgate_store::{Memory, MemoryReservation, Slot};
 
 use crate::{
     MemberId,
@@ -38,6 +38,8 @@ struct SlotBackup {
 #[derive(Clone, Debug)]
 struct StoredCopy {
     copy: VersionedSlot,
+    // The memory of its grants. Its counters have their own.
+    grants: MemoryReservation,
     at: Timestamp,
 }
 
@@ -70,12 +72,17 @@ impl Backups {
     /// Stores a copy that was decoded, unless a newer one is stored. Without memory for it, it is refused.
     pub(super) fn store_arrived(&mut self, slot: Slot, copy: VersionedSlot, cx: &mut Context<'_>) -> bool {
         let contents = Arc::unwrap_or_clone(copy.contents);
-        let older = self.stored(slot).map(|stored| &*stored.contents);
+        let older = self.slots[slot.index()].stored.as_ref();
         let contents = match older {
-            Some(older) => self.memory.within_limit_in_place_of(older, contents),
+            Some(older) => self.memory.within_limit_in_place_of(&older.copy.contents, contents),
             None => self.memory.within_limit(contents),
         };
-        let Some(contents) = contents else {
+        let bytes = copy.grants.bytes();
+        let has_room = match older {
+            Some(older) => older.grants.has_room_for_copy(bytes),
+            None => self.memory.reservation().has_room_for_copy(bytes),
+        };
+        let Some(contents) = contents.filter(|_| has_room) else {
             cx.out.stats.backups_refused += 1;
             return false;
         };
@@ -86,7 +93,9 @@ impl Backups {
     /// Stores `copy` unless a newer one is stored.
     pub(super) fn store_newer(&mut self, slot: Slot, copy: VersionedSlot, now: Timestamp) {
         if self.stored(slot).is_none_or(|stored| stored.version < copy.version) {
-            self.slots[slot.index()].stored = Some(StoredCopy { copy, at: now });
+            let mut grants = self.memory.reservation();
+            grants.set(copy.grants.bytes());
+            self.slots[slot.index()].stored = Some(StoredCopy { copy, grants, at: now });
         }
     }
 
@@ -131,9 +140,11 @@ impl Backups {
         let stored = stored.as_mut().filter(|stored| stored.copy.version == base);
         if let Some(stored) = stored
             && self.memory.can_merge(&stored.copy.contents, &copy.contents)
+            && stored.grants.has_room_for_copy(copy.grants.bytes())
         {
             Arc::make_mut(&mut stored.copy.contents).merge(Arc::unwrap_or_clone(copy.contents));
             stored.copy.version = copy.version;
+            stored.grants.set(copy.grants.bytes());
             stored.copy.grants = copy.grants;
             stored.at = cx.now;
             return BackupOutcome::Stored;
@@ -162,7 +173,7 @@ impl Backups {
         self.swept_at = cx.now;
         for (index, backup) in self.slots.iter_mut().enumerate() {
             let slot = Slot::at(index);
-            let (Some(StoredCopy { copy, at }), Some(owner)) = (&backup.stored, owner(slot)) else {
+            let (Some(StoredCopy { copy, at, .. }), Some(owner)) = (&backup.stored, owner(slot)) else {
                 continue;
             };
             let is_here =
@@ -193,5 +204,61 @@ impl Backups {
     /// Discards all copies.
     pub(super) fn discard(&mut self) {
         self.slots.fill(SlotBackup::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_counter::{
+        algorithm::{Excess, FixedWindow, Limit, QuotaTerms, Window},
+        descriptor::Key,
+        time::SECOND,
+    };
+    use tollgate_store::{
+        OnFull,
+        divider::{DividerReport, Dividers, SubscriberId, SubscriberReport, SubscriberUsage},
+    };
+
+    use super::*;
+    use crate::message::SlotGrants;
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+
+    /// How a limit is divided over so many buckets.
+    fn divided_over(buckets: u32) -> VersionedSlot {
+        let dividers = Dividers::new(Arc::new(Memory::new(1 << 24, OnFull::Deny)));
+        let limit = Limit::FixedWindow(FixedWindow {
+            limit: 10_000,
+            window: Window::from_nanos(60 * SECOND).unwrap(),
+            excess: Excess::Refuse,
+        });
+        let key = Key::from_halves(0, 1);
+        for bucket in 0..buckets {
+            let id = SubscriberId { replica: 1, stream: 1, bucket };
+            let report = DividerReport::Usage(SubscriberUsage { denied: 1, ..SubscriberUsage::default() });
+            let terms = QuotaTerms::default();
+            dividers.report(&SubscriberReport { key, limit: limit.clone(), id, terms, report }, NOW);
+        }
+        let divisions = dividers.divisions_of(Slot(0), NOW);
+        VersionedSlot {
+            version: Version { seq: buckets.into(), ..Version::default() },
+            grants: SlotGrants { divisions, ..SlotGrants::default() },
+            ..VersionedSlot::default()
+        }
+    }
+
+    #[test]
+    fn divisions_of_copies_count_in_the_memory_limit() {
+        let memory = Arc::new(Memory::new(1 << 20, OnFull::Deny).shared());
+        let mut backups = Backups::new(memory.clone(), NOW);
+        backups.store_newer(Slot(0), divided_over(1_000), NOW);
+        let counted = memory.stats().backup_bytes;
+        assert!(1_000 * 100 < counted && counted < 1_000 * 500, "{counted}");
+        backups.store_newer(Slot(0), divided_over(2_000), NOW);
+        assert!(2 * counted <= memory.stats().backup_bytes);
+        // A copy with more is refused.
+        assert!(!memory.reservation().has_room_for_copy(800_000));
+        backups.begin_ownership(Slot(0));
+        assert_eq!(memory.stats().backup_bytes, 0);
     }
 }

@@ -113,6 +113,12 @@ impl SlotDivisions {
         self.each.iter().map(|(_, divider)| divider.len()).sum()
     }
 
+    /// The memory of the divisions, in bytes.
+    pub fn bytes(&self) -> usize {
+        let heap: usize = self.each.iter().map(|(_, divider)| divider.heap_bytes()).sum();
+        self.each.capacity() * size_of::<(Key, Divider)>() + heap
+    }
+
     /// What is granted of each limit.
     pub fn granted(&self) -> impl Iterator<Item = (Key, &Limit, Granted)> {
         self.each.iter().map(|(key, divider)| (*key, divider.limit(), divider.granted()))

@@ -36,6 +36,11 @@ impl<S> SubscriberRoster<S> {
         self.ids.len()
     }
 
+    /// The memory of the subscribers, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.ids.capacity() * size_of::<SubscriberId>() + self.states.capacity() * size_of::<S>()
+    }
+
     /// The number of subscribers of a caller, whose streams may be at several replicas.
     pub(super) fn count_of_caller(&self, caller: u32) -> usize {
         let mut from = 0;
