@@ -383,6 +383,18 @@ fn new_client_takes_no_share_of_one_that_has_ended() {
     assert!(most <= 103.0, "{most} beyond the rate");
 }
 
+/// Each client is taken for the other one if the share is chosen by what has passed.
+#[test]
+fn clients_that_come_back_with_other_demands_keep_the_rate() {
+    let mut world = World::new(bucket(11, 55));
+    world.terms = [(1, terms(368, 0)), (2, terms(10, 4))].into();
+    world.run(8.0, &[(1, 11.0), (2, 4.0)], 5.0);
+    world.restart_from_snapshot(2.1, &[(1, 5.0), (2, 13.0)]);
+    world.run(8.0, &[(1, 5.0), (2, 13.0)], 5.0);
+    let most = world.most_beyond(11.0);
+    assert!(most <= 55.0 + 3.0, "{most} beyond the rate");
+}
+
 #[test]
 fn budget_is_never_exceeded_in_any_window() {
     let mut world = World::new(window(500, MINUTE));

@@ -47,6 +47,14 @@ impl BucketTokens {
         self.change = Some(BucketChange { before, at: now });
     }
 
+    /// The greatest bucket since the last report, if `granted` is the last one. `None` if it is not known.
+    pub(super) fn greatest(&self, granted: HitRate) -> Option<HitRate> {
+        match self.change {
+            None => Some(granted),
+            Some(change) => change.before.map(|before| before.max_of(granted)),
+        }
+    }
+
     /// Takes a report of hits that have passed from the bucket `granted`. Returns the tokens that the last change took,
     /// and that were not used.
     pub(super) fn report(&mut self, allowed: u64, granted: HitRate, now: Timestamp) -> u64 {
