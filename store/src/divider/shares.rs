@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use subscriber::{DemandCoverage, SETTLE, ShareSubscriber};
 use tollgate_counter::{
     algorithm::{Granted, HitRate, QuotaTerms},
-    time::{SECOND, Timestamp},
+    time::Timestamp,
 };
 
 use crate::{
     CounterView, Turn,
     divider::{
         DivisionOutcome, LimitPart, SubscriberId, SubscriberState, SubscriberUsage,
-        assignment::{DELIVERY_MAX, HEADROOM, UNCERTAIN, end_of_assignment, moved},
+        assignment::{DELIVERY_MAX, HEADROOM, REPORT_EVERY, UNCERTAIN, brought, end_of_assignment, moved},
         demand::SubscriberDemand,
         roster::SubscriberRoster,
     },
@@ -65,8 +65,7 @@ struct SettledShares {
 impl Shares {
     /// Shares of `rate`. An earlier divider may have granted its burst until `unknown_until`.
     pub(super) fn new(rate: HitRate, unknown_until: Timestamp, now: Timestamp) -> Self {
-        let brought = u128::from(rate.per_second) * now.since(unknown_until).as_nanos() / u128::from(SECOND);
-        let lost = rate.burst.saturating_sub(u64::try_from(brought).unwrap_or(u64::MAX));
+        let lost = rate.burst.saturating_sub(brought(rate.per_second, now.since(unknown_until)));
         let is_known = unknown_until == Timestamp::EPOCH || now < unknown_until;
         Self {
             rate,
@@ -121,7 +120,8 @@ impl Shares {
     }
 
     /// Gives a subscriber the share of one of the same caller that has ended: the smallest one of which its client can
-    /// have let so much pass. So clients that come back one after the other never have more together than before.
+    /// have let so much pass. So clients that come back one after the other never have more together than before. If
+    /// there is none, the demand of the client is known nevertheless, and so what it may have to itself.
     pub(super) fn resume(&mut self, id: SubscriberId, usage: SubscriberUsage, now: Timestamp) {
         let could_be = |each: &ShareSubscriber| {
             each.has_ended && now < each.expires_at && each.may_have_passed(usage, now)
@@ -138,12 +138,15 @@ impl Shares {
                     (other, HitRate { burst, ..its })
                 }
             });
-        if let Some((other, HitRate { burst: least, .. })) = smallest
-            && let Some(ended) = self.each.remove_if(other, |_| true)
-        {
-            let subscriber = ended.resumed(least, usage.allowed_before, now);
-            self.each.get_or_insert_with(id, || subscriber);
-        }
+        let resumed = smallest.and_then(|(other, HitRate { burst: least, .. })| {
+            let ended = self.each.remove_if(other, |_| true)?;
+            Some(ended.resumed(least, usage.allowed_before, now))
+        });
+        let subscriber = resumed.unwrap_or_else(|| ShareSubscriber {
+            reported: usage.allowed_before,
+            ..ShareSubscriber::new(now.before(REPORT_EVERY))
+        });
+        self.each.get_or_insert_with(id, || subscriber);
     }
 
     /// Moves all instants to another clock.

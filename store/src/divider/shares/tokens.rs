@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{algorithm::HitRate, time::Timestamp};
 
-use crate::divider::assignment::moved;
+use crate::divider::assignment::{brought, moved};
 
 /// A report that comes this long after an assignment was sent was written after the assignment arrived.
 const DELIVERED: Duration = Duration::from_secs(1);
@@ -97,6 +97,5 @@ impl BucketTokens {
 
 /// The tokens of a bucket that had `tokens` at `from`, and of which none was taken.
 fn filled(tokens: u64, bucket: HitRate, from: Timestamp, now: Timestamp) -> u64 {
-    let more = u128::from(bucket.per_second) * now.since(from).as_nanos() / 1_000_000_000;
-    tokens.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)).min(bucket.burst)
+    tokens.saturating_add(brought(bucket.per_second, now.since(from))).min(bucket.burst)
 }
