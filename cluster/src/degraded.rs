@@ -21,12 +21,8 @@ struct Outage {
     open: Option<(u64, u32)>,
 }
 
-/// The start or the end of an outage, with the number of degraded checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Transition {
-    Started(u64),
-    Ended(u64),
-}
+const STARTED: &str = "owners are unreachable: checks are decided without them";
+const ENDED: &str = "checks are decided by their owners again";
 
 impl Cluster {
     pub(super) async fn log_degraded(self) {
@@ -34,33 +30,28 @@ impl Cluster {
         loop {
             sleep(self.0.clock.now().until_tick(SAMPLE_INTERVAL)).await;
             let degraded = self.0.local_share().decided();
-            match outage.observe(degraded) {
-                Some(Transition::Started(checks)) => {
-                    warn!(checks, "owners are unreachable: checks are decided without them");
-                }
-                Some(Transition::Ended(checks)) => {
-                    warn!(checks, "checks are decided by their owners again");
-                }
-                None => {}
+            if let Some((what, checks)) = outage.observe(degraded) {
+                warn!(checks, "{what}");
             }
         }
     }
 }
 
 impl Outage {
-    /// Evaluates one sample: the number of degraded checks since the process started.
-    fn observe(&mut self, degraded: u64) -> Option<Transition> {
+    /// Evaluates one sample: the number of degraded checks since the process started. Returns what to log, with the number
+    /// of checks, if an outage has begun or ended.
+    fn observe(&mut self, degraded: u64) -> Option<(&'static str, u64)> {
         let before = std::mem::replace(&mut self.seen, degraded);
         let is_quiet = degraded == before;
         match &mut self.open {
             None if is_quiet => None,
             None => {
                 self.open = Some((before, 0));
-                Some(Transition::Started(degraded - before))
+                Some((STARTED, degraded - before))
             }
             Some((started, quiet)) => {
                 *quiet = if is_quiet { *quiet + 1 } else { 0 };
-                let ended = (*quiet >= QUIET_SAMPLES).then(|| Transition::Ended(degraded - *started));
+                let ended = (*quiet >= QUIET_SAMPLES).then(|| (ENDED, degraded - *started));
                 if ended.is_some() {
                     self.open = None;
                 }
@@ -81,15 +72,15 @@ mod tests {
             (1..QUIET_SAMPLES).for_each(|_| assert_eq!(outage.observe(degraded), None));
         };
         assert_eq!(outage.observe(0), None);
-        assert_eq!(outage.observe(3), Some(Transition::Started(3)));
+        assert_eq!(outage.observe(3), Some((STARTED, 3)));
         assert_eq!(outage.observe(7), None);
         quiet(&mut outage, 7);
         // A new degraded check continues the outage.
         assert_eq!(outage.observe(8), None);
         quiet(&mut outage, 8);
-        assert_eq!(outage.observe(8), Some(Transition::Ended(8)));
+        assert_eq!(outage.observe(8), Some((ENDED, 8)));
         quiet(&mut outage, 8);
         assert_eq!(outage.observe(8), None);
-        assert_eq!(outage.observe(9), Some(Transition::Started(1)));
+        assert_eq!(outage.observe(9), Some((STARTED, 1)));
     }
 }

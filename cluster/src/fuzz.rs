@@ -6,7 +6,7 @@ use tollgate_counter::time::{SECOND, Timestamp};
 use tollgate_store::{Memory, OnFull, divider::Dividers};
 
 use crate::{
-    MemberId,
+    Departure, MemberId,
     message::{Hello, MemberRecord, MemberState, Message},
     node::{ClusterNode, NodeSettings},
     wire,
@@ -33,7 +33,7 @@ pub fn batch(bytes: &[u8]) {
     }
     // Backups, recoveries and timeouts follow.
     pass(&mut node, &memory, &mut now, 120);
-    node.disconnected(PEERS[0], true, now);
+    node.depart(PEERS[0], Departure::Dead, now);
     pass(&mut node, &memory, &mut now, 120);
 }
 
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
     use crate::{
         message::{SlotOwner, Version},
-        node::{NodeAction, NodeEvent},
+        node::NodeAction,
     };
 
     fn hello(slot: Slot, epoch: Epoch) -> Message {
@@ -127,8 +127,7 @@ mod tests {
                 node.receive(PEERS[0], of(slot, epoch), now);
                 let is_disconnect =
                     |action: &NodeAction| matches!(action, NodeAction::Disconnect(peer) if *peer == PEERS[0]);
-                let is_report =
-                    |action: &NodeAction| matches!(action, NodeAction::Report(NodeEvent::OutOfRange(_)));
+                let is_report = |action: &NodeAction| matches!(action, NodeAction::LogOutOfRange(_));
                 let actions = node.actions();
                 let ended = (actions.iter().any(is_disconnect), actions.iter().any(is_report));
                 assert_eq!(ended, (!is_in_range, !is_in_range), "{slot:?} {epoch:?} {actions:?}");

@@ -10,6 +10,16 @@ use tollgate_counter::time::{SECOND, Timestamp};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MemberId(u64);
 
+/// Why a member or the session with it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    /// The process has certainly ended: its address refuses connections, another process has it, it sent a goodbye, or
+    /// an operator says so. Its id never returns.
+    Dead,
+    /// The process may live, but was silent for too long, or one of the two sides discarded the session.
+    Forgotten,
+}
+
 impl MemberId {
     /// The id of a process that starts at this instant; never 0.
     pub fn starting_at(start: Timestamp) -> Self {

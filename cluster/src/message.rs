@@ -185,32 +185,6 @@ impl Message {
         }
     }
 
-    /// Whether slots may have to move after this message.
-    pub(crate) fn may_move_slots(&self) -> bool {
-        match self {
-            Self::Hello(_)
-            | Self::Member(_)
-            | Self::Owns { .. }
-            | Self::HandOff(_)
-            | Self::HandOffAck(_)
-            | Self::RecoveryReply { .. }
-            | Self::Orphan { .. } => true,
-            Self::Backup { .. }
-            | Self::BackupAck { .. }
-            | Self::BackupBaseMissing { .. }
-            | Self::BackupRefused { .. }
-            | Self::RecoveryQuery { .. }
-            | Self::NewerCopy { .. }
-            | Self::Forward { .. }
-            | Self::Reply { .. }
-            | Self::Recall { .. }
-            | Self::Revoke { .. }
-            | Self::Dead { .. }
-            | Self::Status { .. }
-            | Self::Assigned(_) => false,
-        }
-    }
-
     /// The encoded bytes of the slot data in the message, at most, and of what was granted of it.
     pub(crate) fn data_bytes(&self) -> usize {
         let grants = self.copy().and_then(|copy| serialized_size(&copy.grants).ok()).unwrap_or(0);

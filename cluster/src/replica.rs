@@ -26,10 +26,10 @@ use tollgate_store::{
 use tracing::{info, warn};
 
 use crate::{
-    MemberId, MemberState, Tuning,
-    calls::{CompleteRound, OpenRounds},
-    link::{self, DisconnectReason, LinkHandler, LinkListener, Links, SeedState},
-    node::{ClusterNode, ClusterView, NodeAction, NodeEvent, NodeSettings, TICK, TICK_IDLE},
+    Departure, MemberId, MemberState,
+    calls::{OpenRounds, Round},
+    link::{self, LinkHandler, LinkListener, Links, SeedState},
+    node::{ClusterNode, ClusterView, NodeAction, NodeSettings, TICK, TICK_IDLE},
     strangers::{LinkTrust, Situation, StrangerHistory},
     wire,
 };
@@ -60,6 +60,29 @@ pub(super) const fn node_settings(tuning: Tuning) -> NodeSettings {
     }
 }
 
+/// Times and rates of a replica in a cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Tuning {
+    /// The longest time that a check waits for another replica.
+    pub forward_budget_max: Duration,
+    /// How often changed counters are sent to the backup owner; `None` for never.
+    pub backup_interval: Option<Duration>,
+    /// A replica that is silent for this long is treated as departed.
+    pub forget_after: Duration,
+    /// A replica that forwards a key this many times a second gets a lease; `None` for never.
+    pub lease_from: Option<u64>,
+}
+
+impl Tuning {
+    /// Without backups and leases, for tests.
+    pub const FOR_TESTS: Self = Self {
+        forward_budget_max: Duration::from_millis(500),
+        backup_interval: None,
+        forget_after: Duration::from_secs(8),
+        lease_from: None,
+    };
+}
+
 /// The settings of a replica in a cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterSettings {
@@ -73,16 +96,6 @@ pub struct ClusterSettings {
 #[derive(Clone, Debug)]
 pub struct Cluster(pub(super) Arc<Replica>);
 
-/// Takes assignments.
-struct Assign(Box<dyn Fn(Assignments) + Send + Sync>);
-
-impl fmt::Debug for Assign {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Assign")
-    }
-}
-
-#[derive(Debug)]
 pub(super) struct Replica {
     node: Lock<ClusterNode>,
     /// What this replica has admitted without owners. It is locked after the node.
@@ -92,7 +105,7 @@ pub(super) struct Replica {
     pub(super) links: Links,
     pub(super) dividers: Arc<Dividers>,
     /// Takes what clients of this replica may let pass.
-    assign: OnceLock<Assign>,
+    assign: OnceLock<Box<dyn Fn(Assignments) + Send + Sync>>,
     pub(super) clock: Clock,
     first_reading: ClockReading,
     pub(super) started: Stopwatch,
@@ -222,7 +235,7 @@ impl Cluster {
     /// Passes what clients of this replica may let pass to `assign`. Set once.
     pub fn on_assignments(&self, assign: impl Fn(Assignments) + Send + Sync + 'static) {
         // Another one is not expected.
-        let _ = self.0.assign.set(Assign(Box::new(assign)));
+        let _ = self.0.assign.set(Box::new(assign));
     }
 
     /// The id of this replica.
@@ -374,7 +387,7 @@ impl Replica {
                 NodeAction::Dial(address) => self.links.dial(&address),
                 NodeAction::Disconnect(member) => self.links.forget(member),
                 NodeAction::Assign(assignments) => {
-                    if let Some(Assign(assign)) = self.assign.get() {
+                    if let Some(assign) = self.assign.get() {
                         assign(assignments);
                     }
                 }
@@ -386,33 +399,37 @@ impl Replica {
                 NodeAction::Leave => {
                     self.left.send_replace(true);
                 }
-                NodeAction::Report(event) => log_event(event),
+                NodeAction::LogJoined => info!("joined the cluster: the owners of the slots are known"),
+                NodeAction::LogClusterAdopted => {
+                    warn!(
+                        "met another cluster: adopted its secret and discarded all counters of this replica"
+                    );
+                }
+                NodeAction::LogIsolation { is_isolated: true } => {
+                    warn!("isolated from most replicas: every key gets this replica's share of its limit");
+                }
+                NodeAction::LogIsolation { is_isolated: false } => {
+                    info!("no longer isolated: most replicas are reachable again");
+                }
+                NodeAction::LogOutOfRange(member) => {
+                    warn!(%member, "closed the link to a replica that named a slot or an epoch out of range");
+                }
             }
         }
-        CompleteRound::wake_all(complete);
+        Round::answer_all(complete);
         (result, ready_peers)
-    }
-}
-
-fn log_event(event: NodeEvent) {
-    match event {
-        NodeEvent::Joined => info!("joined the cluster: the owners of the slots are known"),
-        NodeEvent::ClusterAdopted => {
-            warn!("met another cluster: adopted its secret and discarded all counters of this replica")
-        }
-        NodeEvent::Isolated => {
-            warn!("isolated from most replicas: every key gets this replica's share of its limit");
-        }
-        NodeEvent::OutOfRange(member) => {
-            warn!(%member, "closed the link to a replica that named a slot or an epoch out of range");
-        }
-        NodeEvent::IsolationEnded => info!("no longer isolated: most replicas are reachable again"),
     }
 }
 
 /// The most messages in a batch, and the most bytes of slot data in it, unless one message has more.
 const BATCH_MESSAGES_MAX: usize = 1_024;
 const BATCH_DATA_BYTES_MAX: usize = 256 * 1024;
+
+impl fmt::Debug for Replica {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replica").field("links", &self.links).finish_non_exhaustive()
+    }
+}
 
 impl LinkHandler for Replica {
     fn connected(&self, peer: MemberId, address: &str) {
@@ -445,7 +462,7 @@ impl LinkHandler for Replica {
         (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
     }
 
-    fn disconnected(&self, peer: MemberId, reason: DisconnectReason) {
-        self.with_node(|node, now| node.disconnected(peer, reason == DisconnectReason::Dead, now));
+    fn disconnected(&self, peer: MemberId, reason: Departure) {
+        self.with_node(|node, now| node.depart(peer, reason, now));
     }
 }

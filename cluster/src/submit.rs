@@ -1,6 +1,6 @@
 //! Carries operations, and reports of clients that decide by themselves, to the owners of their counters.
 
-use std::{sync::MutexGuard, time::Duration};
+use std::{future::pending, sync::MutexGuard, time::Duration};
 
 use tollgate_counter::{algorithm::Limit, descriptor::Key};
 use tollgate_remote::{
@@ -37,7 +37,13 @@ impl Submit for Cluster {
             let replica = replica.clone();
             tokio::spawn(async move { replica.wake(&ready_peers) });
         }
-        Some(Box::pin(outcomes))
+        Some(Box::pin(async {
+            match outcomes.await {
+                Ok(outcomes) => outcomes,
+                // Not expected while the process runs: the node answers every check.
+                Err(_) => pending().await,
+            }
+        }))
     }
 
     fn send(&self, checks: CounterChecks) {

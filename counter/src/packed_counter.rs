@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use layout::{ApproxNumber, Large, MILLISECOND, Millis, PackedPenalized, UsedShare};
+use layout::{ApproxNumber, Large, UsedShare};
 use pack::{Pack, pack, unpack, window_nanos};
 
 use crate::{
@@ -16,9 +16,11 @@ use crate::{
 mod codec;
 mod layout;
 mod pack;
+#[cfg(any(test, feature = "testing"))]
+mod testing;
 
 pub use codec::Decoded;
-pub use codec::{Age, NUMBER_BYTES_MAX, number_bytes, put};
+pub use codec::{Age, DecodeClock, NUMBER_BYTES_MAX, number_bytes, put, put_tagged, tagged};
 pub use layout::PackedCounter;
 
 /// The instant of an operation.
@@ -65,7 +67,7 @@ impl PackedCounter {
     }
 
     fn penalized(counter: Self, record: PenaltyRecord) -> Self {
-        Self::Penalized(Box::new(PackedPenalized { counter, record }))
+        Self::Penalized(Box::new(PenalizedCounter { counter, record }))
     }
 
     /// The counter without its record.
@@ -126,7 +128,7 @@ impl PackedCounter {
             let packed = counter.pack(algorithm, UsedShare::new(algorithm.allowance(), &decision))?;
             // What is replaced was unpacked, so there is nothing to drop.
             mem::forget(mem::replace(self, packed));
-            Some(decision.keep_receipt(|receipt| keep(receipt.into_enum())))
+            Some(decision.keep_receipt(|receipt| keep(receipt.into())))
         })
     }
 
@@ -162,15 +164,13 @@ impl PackedCounter {
                 large.used = UsedShare::new(limit.allowance(), &decision);
                 decision
             }
-            // Without a copy, because it may be long.
-            Self::Penalized(_) => {
+            // Without a copy, because one with a record may be long.
+            Self::Penalized(_)
+            | Self::Window { .. }
+            | Self::Sliding { .. }
+            | Self::Debt { .. }
+            | Self::Step { .. } => {
                 let mut counter = mem::replace(self, Self::TAKEN).into_counter(limit);
-                let decision = action(&mut counter);
-                *self = Self::new(limit, counter, &decision);
-                decision
-            }
-            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
-                let mut counter = self.counter(limit);
                 let decision = action(&mut counter);
                 *self = Self::new(limit, counter, &decision);
                 decision
@@ -183,10 +183,10 @@ impl PackedCounter {
         match self {
             Self::Large(large) => large.counter.clone(),
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
-                each_algorithm!(limit.plain(), limit => unpack(self, limit).unwrap_or_default().into_enum())
+                each_algorithm!(limit.plain(), limit => unpack(self, limit).unwrap_or_default().into())
             }
             Self::Penalized(penalized) => {
-                let PackedPenalized { counter, record } = &**penalized;
+                let PenalizedCounter { counter, record } = &**penalized;
                 PenalizedCounter { counter: counter.counter(limit), record: *record }.into()
             }
         }
@@ -197,7 +197,7 @@ impl PackedCounter {
         match self {
             Self::Large(large) => large.counter,
             Self::Penalized(penalized) => {
-                let PackedPenalized { counter, record } = *penalized;
+                let PenalizedCounter { counter, record } = *penalized;
                 PenalizedCounter { counter: counter.into_counter(limit), record }.into()
             }
             small => small.counter(limit),
@@ -242,22 +242,15 @@ impl PackedCounter {
     }
 
     fn copy_with(&mut self, copy: impl FnOnce(&mut LogCounter) -> LogCounter) -> Self {
-        match self {
-            Self::Large(large) => match &mut large.counter {
-                Counter::Log(log) => Self::large(large.used, large.idle_at, Counter::Log(copy(log))),
-                Counter::Window(_)
-                | Counter::Sliding(_)
-                | Counter::Debt(_)
-                | Counter::Step(_)
-                | Counter::Penalized(_) => self.clone(),
-            },
-            Self::Penalized(penalized) => {
-                Self::penalized(penalized.counter.copy_with(copy), penalized.record)
-            }
-            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
-                self.clone()
-            }
+        if let Self::Penalized(penalized) = self {
+            return Self::penalized(penalized.counter.copy_with(copy), penalized.record);
         }
+        if let Self::Large(large) = self
+            && let Counter::Log(log) = &mut large.counter
+        {
+            return Self::large(large.used, large.idle_at, Counter::Log(copy(log)));
+        }
+        self.clone()
     }
 
     /// Whether only the changes of a log are here.
@@ -344,32 +337,10 @@ impl PackedCounter {
         match self {
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => 0,
             Self::Large(large) => size_of::<Large>() + large.counter.heap_bytes(),
-            Self::Penalized(penalized) => size_of::<PackedPenalized>() + penalized.counter.heap_bytes(),
-        }
-    }
-
-    /// The counter with all instants `back` nanoseconds earlier.
-    pub fn shifted_back(mut self, back: u64) -> Self {
-        match &mut self {
-            Self::Window { end: instant, .. }
-            | Self::Debt { paid_at: instant, .. }
-            | Self::Step { full_at: instant, .. } => *instant = instant.minus(back),
-            Self::Sliding { until, .. } => {
-                // Whole milliseconds stay whole and in range.
-                *until = Millis::from_instant(until.timestamp().minus(back / MILLISECOND * MILLISECOND))
-                    .unwrap_or(*until);
-            }
-            Self::Large(large) => {
-                large.idle_at = large.idle_at.minus(back);
-                large.counter.shift_back(back);
-            }
             Self::Penalized(penalized) => {
-                let PackedPenalized { counter, record } = &mut **penalized;
-                *counter = mem::replace(counter, Self::TAKEN).shifted_back(back);
-                *record = record.shifted_back(back);
+                size_of::<PenalizedCounter<Self>>() + penalized.counter.heap_bytes()
             }
         }
-        self
     }
 }
 

@@ -135,7 +135,7 @@ fn snapshot(memory: &Memory, bytes_max: u64) {
         let stopwatch = Stopwatch::start();
         let encoded = copy.encode(NOW).unwrap();
         encoding += stopwatch.elapsed();
-        bytes += encoded.bytes.len();
+        bytes += encoded.data.len();
         let stopwatch = Stopwatch::start();
         restored.restore(encoded.decode(NOW).unwrap().data, NOW);
         restoring += stopwatch.elapsed();

@@ -114,6 +114,20 @@ impl HttpResponse {
     }
 }
 
+/// `text` percent-encoded for a query or for a segment of a path.
+pub fn percent_encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        // The characters that RFC 3986 calls unreserved.
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(byte.into());
+        } else {
+            encoded += &format!("%{byte:02X}");
+        }
+    }
+    encoded
+}
+
 /// The items of all headers with this name, in lower case. Bytes that are not ASCII are kept in some form, so that they are
 /// no known coding.
 fn codings(headers: &HeaderMap, name: HeaderName) -> Vec<String> {

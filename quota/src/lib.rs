@@ -20,7 +20,7 @@ mod tests;
 
 pub use service::QuotaService;
 pub use settings::QuotaSettings;
-pub use stats::ALL as METRICS;
+pub use stats::METRICS;
 pub use stats::QuotaTotals;
 pub use stream::QuotaStream;
 

@@ -39,7 +39,7 @@ pub struct QuotaTotals {
     pub(super) too_many: u64,
 }
 
-metrics! { QuotaTotals;
+metrics! { METRICS: QuotaTotals;
     Gauge "tollgate_rlqs_streams" []
         "Open streams of the rate limit quota service, one for each client."
         => |all, family| family.value(all.stats.streams.load(Ordering::Relaxed));

@@ -280,7 +280,7 @@ fn bucket_that_cannot_be_named_is_charged_and_never_assigned() {
         let view = world.service.limiter.view();
         let entries = [tollgate_counter::descriptor::Entry::new("budget", wrong)];
         let counter = at_once(view.counter_ref("shop", &entries)).unwrap();
-        let state = world.memory.admin().peek(counter.key, &counter.limit, world.clock.now());
+        let state = world.memory.peek(counter.key, &counter.limit, world.clock.now());
         assert_eq!(state.peek.remaining, 500 - 20 * 4);
         world.advance(60);
         assert_eq!(told(&mut stream), []);
@@ -368,7 +368,7 @@ fn shadow_rule_counts_what_passes() {
     let view = world.service.limiter.view();
     let entries = [tollgate_counter::descriptor::Entry::new("trial", "a")];
     let counter = at_once(view.counter_ref("shop", &entries)).unwrap();
-    let state = world.memory.admin().peek(counter.key, &counter.limit, world.clock.now());
+    let state = world.memory.peek(counter.key, &counter.limit, world.clock.now());
     assert_eq!(state.peek.remaining, 1);
 }
 

@@ -14,8 +14,8 @@ const OPEN_CHECKS_MAX: usize = 32_768;
 /// everything.
 const CONNECTION_SHARE: usize = 8;
 
-/// The open checks of all calls.
-#[derive(Debug, Default)]
+/// The open checks of all calls. Clones share them.
+#[derive(Clone, Debug, Default)]
 pub(super) struct OpenCheckBounds(Arc<Mutex<usize>>);
 
 /// The open checks of one call. They are open until this is dropped.

@@ -9,13 +9,12 @@ use tollgate_counter::{
     resilience::{Caller, Overloaded},
 };
 use tollgate_store::{
-    Check, Checks, CounterOperation, Decisions, HoldId, HoldOutcome, HoldTerms, Refusal, Reserved, Settled,
-    UnknownId, each_hold_id,
+    Check, Checks, CounterOperation, CounterOutcomes, Decisions, HoldId, HoldOutcome, HoldTerms, Refusal,
+    Settled, UnknownId, each_hold_id,
 };
 
 use crate::{
-    COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Remote, RemoteOutcome, SubmissionMode, Submit,
-    rounds,
+    COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Remote, RemoteOutcome, SubmissionMode, lock, rounds,
 };
 
 /// Why counters elsewhere have not held or settled anything for good.
@@ -50,12 +49,12 @@ impl Remote {
         timeout: Option<Duration>,
         connection: &Caller,
         refusal: Refusal,
-    ) -> Result<Reserved, RemoteHoldError> {
+    ) -> Result<CounterOutcomes, RemoteHoldError> {
         let terms = terms.with_random_attempt();
         let operations = reserve_operations(checks, &terms);
         let call = self.open(&operations, timeout, connection)?;
-        let mut attempt =
-            ReservationAttempt { submit: &*self.submit, withdrawals: withdrawals(checks, &terms) };
+        let withdrawals = withdrawals(checks, &terms);
+        *lock(&call.take_backs.each) = withdrawals.clone();
         let submission = call.submission(&operations, SubmissionMode::Reserve(refusal.clone()));
         let (outcomes, is_one_step) = match self.submit.submit(submission) {
             Some(outcomes) => (outcomes.await, true),
@@ -64,12 +63,12 @@ impl Remote {
         let all_answered = answered(&outcomes);
         // In one step, nothing is held of a call that is not held as a whole.
         if is_one_step && all_answered != Err(RemoteHoldError::OwnerUnreachable) {
-            attempt.keep();
+            call.take_backs.finish();
         }
         let mut decisions = all_answered?;
         if refusal.is_refused(&decisions) {
-            if !is_one_step && let Ok(left) = answered(&call.submit(&attempt.withdrawals).await) {
-                attempt.keep();
+            if !is_one_step && let Ok(left) = answered(&call.submit(&withdrawals).await) {
+                call.take_backs.finish();
                 // Of a counter that was charged several times, the last peek counts.
                 let left: HashMap<Key, Decision> = checks.iter().map(|check| check.key).zip(left).collect();
                 for (check, decision) in checks.iter().zip(&mut decisions) {
@@ -80,20 +79,13 @@ impl Remote {
             }
             decisions.iter_mut().for_each(|decision| decision.receipt = None);
             let charged = SmallVec::from_elem(0, checks.len());
-            return Ok(Reserved {
-                is_held: false,
-                has_ended: false,
-                decisions: Decisions::new(decisions, charged).with_own(own(&outcomes)),
-            });
+            return Ok(Decisions::new(decisions, charged).with_own(own(&outcomes)).into());
         }
-        attempt.keep();
+        call.take_backs.finish();
         let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
         let has_ended = outcomes.iter().any(|outcome| outcome.outcome.hold == HoldOutcome::Ended);
-        Ok(Reserved {
-            is_held: true,
-            has_ended,
-            decisions: Decisions::new(decisions, charged).with_own(own(&outcomes)),
-        })
+        let decisions = Decisions::new(decisions, charged).with_own(own(&outcomes));
+        Ok(CounterOutcomes { is_held: true, has_ended, ..decisions.into() })
     }
 
     /// Refunds the hits of all checks, once for each id, within half of the caller's `timeout`. If a counter could not be
@@ -125,26 +117,23 @@ impl Remote {
 
 /// What refunds the hits of checks, each once.
 pub fn refund_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
-    let ids = each_hold_id(checks, &terms.id);
-    let check = |(index, (check, id)): (usize, (&Check<'_>, HoldId))| {
+    each_operation(checks, &terms.id, |index, id, check| {
         let terms = Box::new(terms.for_part(index, id));
-        let hits = check.refunded();
-        CounterCheck::new(check, COUNTER_ONLY).with(CounterOperation::RefundOnce { terms, hits })
-    };
-    checks.iter().zip(ids).enumerate().map(check).collect()
+        CounterOperation::RefundOnce { terms, hits: check.refunded() }
+    })
 }
 
 /// What holds the charges of checks.
 pub fn reserve_operations(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
-    each_operation(checks, &terms.id, |index, id, hits| {
+    each_operation(checks, &terms.id, |index, id, check| {
         let terms = Box::new(terms.for_part(index, id));
-        CounterOperation::Reserve { terms, hits }
+        CounterOperation::Reserve { terms, hits: check.hits() }
     })
 }
 
 /// What settles the holds of checks, each at the hits of its charge.
 pub fn settle_operations(checks: &[Check<'_>], id: &HoldId, unknown: UnknownId) -> CounterChecks {
-    each_operation(checks, id, |_, id, actual| CounterOperation::Settle { id, actual, unknown })
+    each_operation(checks, id, |_, id, check| CounterOperation::Settle { id, actual: check.hits(), unknown })
 }
 
 /// What takes back the holds of one attempt.
@@ -152,15 +141,15 @@ pub fn withdrawals(checks: &[Check<'_>], terms: &HoldTerms) -> CounterChecks {
     each_operation(checks, &terms.id, |_, id, _| CounterOperation::Withdraw { id, attempt: terms.attempt })
 }
 
-/// An operation on the counter of each check, from its index, the id of its hold and the hits of its charge.
+/// An operation on the counter of each check, from its index, the id of its hold and the check.
 fn each_operation(
     checks: &[Check<'_>],
     id: &HoldId,
-    operation: impl Fn(usize, HoldId, u64) -> CounterOperation,
+    operation: impl Fn(usize, HoldId, &Check<'_>) -> CounterOperation,
 ) -> CounterChecks {
     let ids = each_hold_id(checks, id);
     let check = |(index, (check, id)): (usize, (&Check<'_>, HoldId))| {
-        CounterCheck::new(check, COUNTER_ONLY).with(operation(index, id, check.hits()))
+        CounterCheck::new(check, COUNTER_ONLY).with(operation(index, id, check))
     };
     checks.iter().zip(ids).enumerate().map(check).collect()
 }
@@ -175,16 +164,11 @@ pub fn refunded(outcomes: &[RemoteOutcome]) -> Result<Decisions, RemoteHoldError
 /// How the counters have settled, if all have answered.
 pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
     answered(outcomes)?;
-    let settled = |outcome: &RemoteOutcome| match &outcome.outcome.hold {
-        HoldOutcome::Settled(settled) => Ok(**settled),
-        HoldOutcome::Decided
-        | HoldOutcome::Exhausted
-        | HoldOutcome::Shown(_)
-        | HoldOutcome::Ended
-        | HoldOutcome::OwnLimit(_)
-        | HoldOutcome::OwnLimits(_) => Err(RemoteHoldError::OwnerUnreachable),
+    let settled = |outcome: &RemoteOutcome| {
+        let HoldOutcome::Settled(settled) = &outcome.outcome.hold else { return None };
+        Some(**settled)
     };
-    outcomes.iter().map(settled).collect()
+    outcomes.iter().map(settled).collect::<Option<_>>().ok_or(RemoteHoldError::OwnerUnreachable)
 }
 
 /// What the limits of their own display that have decided.
@@ -195,42 +179,12 @@ pub(super) fn own(outcomes: &[RemoteOutcome]) -> impl Iterator<Item = Option<u64
 /// The decisions of the counters, if all have answered.
 pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, RemoteHoldError> {
     for RemoteOutcome { outcome, decided_by } in outcomes {
-        match (decided_by, &outcome.hold) {
-            (
-                DecidedBy::Counter,
-                HoldOutcome::Decided
-                | HoldOutcome::Settled(_)
-                | HoldOutcome::Shown(_)
-                | HoldOutcome::Ended
-                | HoldOutcome::OwnLimit(_)
-                | HoldOutcome::OwnLimits(_),
-            ) => {}
-            (DecidedBy::Counter, HoldOutcome::Exhausted) => return Err(RemoteHoldError::Exhausted),
-            (DecidedBy::Lease | DecidedBy::Degraded | DecidedBy::Nothing, _) => {
-                return Err(RemoteHoldError::OwnerUnreachable);
-            }
+        if *decided_by != DecidedBy::Counter {
+            return Err(RemoteHoldError::OwnerUnreachable);
+        }
+        if outcome.hold == HoldOutcome::Exhausted {
+            return Err(RemoteHoldError::Exhausted);
         }
     }
     Ok(rounds::decisions(outcomes))
-}
-
-/// What one call has reserved. Dropping it withdraws everything.
-struct ReservationAttempt<'r> {
-    submit: &'r dyn Submit,
-    withdrawals: CounterChecks,
-}
-
-impl ReservationAttempt<'_> {
-    /// Withdraws nothing.
-    fn keep(&mut self) {
-        self.withdrawals.clear();
-    }
-}
-
-impl Drop for ReservationAttempt<'_> {
-    fn drop(&mut self) {
-        if !self.withdrawals.is_empty() {
-            self.submit.send(std::mem::take(&mut self.withdrawals));
-        }
-    }
 }

@@ -15,14 +15,14 @@ use std::{
 use bounds::OpenCheckBounds;
 use smallvec::SmallVec;
 use tollgate_counter::{
-    algorithm::{Limit, Receipt},
+    algorithm::Limit,
     descriptor::Key,
     resilience::{Caller, Overloaded, budget},
     time::Stopwatch,
 };
 use tollgate_store::{
-    Checks, CounterOperation, Decisions, OnRefusal, OperationOutcome, OwnLimitPosition, Refusal,
-    RemoteDecisions,
+    Checks, CounterOperation, CounterOutcomes, Decisions, OnRefusal, OperationOutcome, OwnLimitPosition,
+    Refusal,
 };
 
 mod bounds;
@@ -47,7 +47,7 @@ pub use submit::{LATE_MAX, Outcomes, OwnLimits, RemoteExtent, Submission, Submis
 #[derive(Clone, Debug)]
 pub struct Remote {
     submit: Arc<dyn Submit>,
-    bounds: Arc<OpenCheckBounds>,
+    bounds: OpenCheckBounds,
     // Whether the local share remembers limits of their own.
     remembers_own: Arc<AtomicBool>,
 }
@@ -55,7 +55,7 @@ pub struct Remote {
 impl Remote {
     /// Calls counters to which `submit` carries operations.
     pub fn new(submit: Arc<dyn Submit>) -> Self {
-        Self { submit, bounds: Arc::default(), remembers_own: Arc::default() }
+        Self { submit, bounds: OpenCheckBounds::default(), remembers_own: Arc::default() }
     }
 
     /// Which counters are elsewhere.
@@ -82,7 +82,7 @@ impl Remote {
         timeout: Option<Duration>,
         connection: &Caller,
         refusal: &Refusal,
-    ) -> Result<RemoteDecisions, Overloaded> {
+    ) -> Result<CounterOutcomes, Overloaded> {
         if let [check] = checks
             && let Some(outcome) = self.submit.refuse_known(&check.to_check())
         {
@@ -133,11 +133,8 @@ impl Remote {
         limit: &Limit,
         operations: [CounterOperation; N],
     ) -> Option<[OperationOutcome; N]> {
-        let check = |operation| CounterCheck::by_counter(key, limit.clone(), operation);
-        let checks: CounterChecks = operations.into_iter().map(check).collect();
-        let call = self.open(&checks, None, &Caller::default()).ok()?;
-        let outcomes = by_counters(call.submit(&checks).await)?;
-        outcomes.into_vec().try_into().ok()
+        let operations = operations.into_iter().map(|operation| (key, operation));
+        self.operate_each(operations, limit).await?.try_into().ok()
     }
 
     /// Applies an operation of operators to each of these counters. `None` if one cannot be reached.
@@ -175,10 +172,10 @@ impl Remote {
         connection: &Caller,
     ) -> Result<RemoteCall<'r>, Overloaded> {
         let (open, budget) = self.open_checks(checks, timeout, connection)?;
-        let charged = Charged { submit: &*self.submit, each: Mutex::default() };
+        let take_backs = TakeBacks { submit: &*self.submit, each: Mutex::default() };
         let started = (checks.len() > 1).then(Stopwatch::start);
         let Self { submit, remembers_own, .. } = self;
-        Ok(RemoteCall { submit: &**submit, checks, open, budget, started, charged, remembers_own })
+        Ok(RemoteCall { submit: &**submit, checks, open, budget, started, take_backs, remembers_own })
     }
 }
 
@@ -190,7 +187,7 @@ struct RemoteCall<'r> {
     budget: Duration,
     // `None` with a single check, which is submitted at once and waits once.
     started: Option<Stopwatch>,
-    charged: Charged<'r>,
+    take_backs: TakeBacks<'r>,
     remembers_own: &'r AtomicBool,
 }
 
@@ -216,7 +213,7 @@ impl RemoteCall<'_> {
         }
         let checks: Checks<'_> = self.checks.iter().map(CounterCheck::to_check).collect();
         let outcomes = rounds::decide(&self, &checks, |each| refusal.is_refused(each)).await;
-        self.charged.finish();
+        self.take_backs.finish();
         outcomes
     }
 
@@ -302,7 +299,7 @@ impl rounds::CallCounters for RemoteCall<'_> {
             operations.into_iter().map(|(index, operation)| self.checks[index].with(operation)).collect();
         let outcomes = self.submit(&checks).await;
         for (check, outcome) in checks.iter().zip(&outcomes) {
-            self.charged.note(check, outcome);
+            self.take_backs.note(check, outcome);
         }
         outcomes
     }
@@ -312,40 +309,45 @@ impl rounds::CallCounters for RemoteCall<'_> {
     }
 }
 
-/// What the rounds of a call have charged to its counters. Dropping it before the call is finished takes that back.
-struct Charged<'r> {
+/// What takes back what a call that is under way has charged or reserved. Dropping it before the call is finished sends
+/// that.
+struct TakeBacks<'r> {
     submit: &'r dyn Submit,
-    each: Mutex<Vec<(CounterCheck, Receipt)>>,
+    each: Mutex<CounterChecks>,
 }
 
-impl Charged<'_> {
+impl TakeBacks<'_> {
+    /// Notes what an operation has charged to its counter.
     fn note(&self, check: &CounterCheck, outcome: &RemoteOutcome) {
         let RemoteOutcome { outcome: OperationOutcome { decision, charged, .. }, decided_by } = outcome;
         let properties = check.operation.properties();
         if let Some(undone) = properties.undone {
-            lock(&self.each).retain(|(other, receipt)| other.key != check.key || receipt != undone);
+            let is_other = |other: &CounterCheck| {
+                other.key != check.key || other.operation.properties().undone != Some(undone)
+            };
+            lock(&self.each).retain(|other| is_other(other));
         }
         if let (Some(_), Some(receipt)) = (properties.decided, decision.receipt)
             && *charged > 0
             && *decided_by == DecidedBy::Counter
             && check.on_refusal == OnRefusal::TakeBack
         {
-            lock(&self.each).push((check.clone(), receipt));
+            lock(&self.each).push(check.with(CounterOperation::Undo(receipt)));
         }
     }
 
+    /// Takes nothing back.
     fn finish(&self) {
         lock(&self.each).clear();
     }
 }
 
-impl Drop for Charged<'_> {
+impl Drop for TakeBacks<'_> {
     fn drop(&mut self) {
         let left = std::mem::take(&mut *lock(&self.each));
         if !left.is_empty() {
             // Newest first, so that two charges to one counter are undone in reverse order.
-            let undo = |(check, receipt): &(CounterCheck, _)| check.with(CounterOperation::Undo(*receipt));
-            self.submit.send(left.iter().rev().map(undo).collect());
+            self.submit.send(left.into_iter().rev().collect());
         }
     }
 }
@@ -357,12 +359,11 @@ fn by_counters(outcomes: RemoteOutcomes) -> Option<SmallVec<[OperationOutcome; 1
 }
 
 /// The decisions of these outcomes, as those of one check set.
-fn decisions(outcomes: &[RemoteOutcome]) -> RemoteDecisions {
+fn decisions(outcomes: &[RemoteOutcome]) -> CounterOutcomes {
     let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
-    RemoteDecisions {
-        decisions: Decisions::new(rounds::decisions(outcomes), charged).with_own(holds::own(outcomes)),
-        degraded: outcomes.iter().map(|outcome| outcome.decided_by == DecidedBy::Degraded).collect(),
-    }
+    let degraded = outcomes.iter().map(|outcome| outcome.decided_by == DecidedBy::Degraded).collect();
+    let decisions = Decisions::new(rounds::decisions(outcomes), charged).with_own(holds::own(outcomes));
+    CounterOutcomes { degraded, ..decisions.into() }
 }
 
 #[cfg(test)]

@@ -254,11 +254,9 @@ impl LocalShare {
         operation: Operation,
         LocalShareBasis { replicas, now }: LocalShareBasis,
     ) -> bool {
-        let on_refusal = OnRefusal::Keep;
-        let limit = &limit.share(replicas);
-        let checks =
-            Checks::from_slice(&[Check { key, limit, operation, on_refusal, origin: LimitOrigin::Rule }]);
-        self.memory.admin().dry_run(&checks, now, |_| false).decisions[0].verdict.passes()
+        let share = limit.share(replicas);
+        let checks = share_check(key, &share, operation);
+        self.memory.dry_run(&checks, now, |_| false).decisions[0].verdict.passes()
     }
 
     /// Decides by the share of a limit of the key, `by`. Returns the decision and the hits that were charged, which are
@@ -271,17 +269,11 @@ impl LocalShare {
         LocalShareBasis { replicas, now }: LocalShareBasis,
     ) -> (Decision, u64) {
         let share = by.share(replicas);
-        let checks = Checks::from_slice(&[Check {
-            key,
-            limit: &share,
-            operation,
-            on_refusal: OnRefusal::Keep,
-            origin: LimitOrigin::Rule,
-        }]);
+        let checks = share_check(key, &share, operation);
         // What could not be charged later is not admitted as counted.
         if matches!(operation, Operation::Charge(_)) && !self.has_room(key, now) {
             self.count_full(now);
-            let uncharged = self.memory.admin().dry_run(&checks, now, |_| false).decisions[0];
+            let uncharged = self.memory.dry_run(&checks, now, |_| false).decisions[0];
             return (self.on_full.without_memory(uncharged), 0);
         }
         // Not `apply_single`, whose decision has no receipt.
@@ -342,6 +334,12 @@ impl LocalShare {
         let undone = self.memory.operate(key, &share, &CounterOperation::Undo(receipt), now);
         debug_assert!(undone.is_ok(), "a memory that is not shared owns every slot");
     }
+}
+
+/// The check of an operation by the share of a limit.
+fn share_check(key: Key, limit: &Limit, operation: Operation) -> Checks<'_> {
+    let on_refusal = OnRefusal::Keep;
+    Checks::from_slice(&[Check { key, limit, operation, on_refusal, origin: LimitOrigin::Rule }])
 }
 
 #[cfg(test)]

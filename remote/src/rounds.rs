@@ -263,7 +263,7 @@ mod tests {
                 let expected: Vec<_> = expected.iter().map(shown).zip(charged).collect();
                 prop_assert_eq!(decided, expected, "{:?}", checks);
                 for (key, (limit, _)) in keys.iter().zip(&limits) {
-                    let left = |memory: &Memory| memory.admin().peek(*key, limit, NOW).peek;
+                    let left = |memory: &Memory| memory.peek(*key, limit, NOW).peek;
                     prop_assert_eq!(shown(&left(&by_rounds)), shown(&left(&at_once)));
                 }
             }

@@ -42,7 +42,7 @@ impl Later {
     }
 
     fn left(&self, key: Key, limit: &Limit) -> u64 {
-        self.memory.admin().peek(key, limit, NOW).peek.remaining
+        self.memory.peek(key, limit, NOW).peek.remaining
     }
 }
 
@@ -152,14 +152,14 @@ fn finished_rounds_of_a_caller_that_goes_away_are_taken_back() {
     let keys = [1, 2].map(|number| Key::from_halves(number, number));
     let checks = keys.map(|key| CounterCheck::new(&charge(key, &limit), COUNTER_ONLY));
     let refusal = Refusal { roles: [CheckRole::default(); 2].into(), do_quotas_refuse: false };
-    store.memory.admin().replace(keys[1], &limit, NOW, 1);
+    store.memory.operate(keys[1], &limit, &CounterOperation::Set(1), NOW).unwrap();
     let connection = Caller::default();
     {
         let mut call = pin!(remote.decide(&checks, None, &connection, &refusal));
         let mut advance = || call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
         // The peeks expect a refusal by the second limit.
         assert!(!advance());
-        store.memory.admin().replace(keys[1], &limit, NOW, 0);
+        store.memory.operate(keys[1], &limit, &CounterOperation::Set(0), NOW).unwrap();
         // The second limit is charged, and passes now.
         assert!(!advance());
         assert_eq!(keys.map(|key| store.left(key, &limit)), [1, 0]);

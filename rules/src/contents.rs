@@ -106,8 +106,8 @@ impl Contents {
     }
 }
 
-/// The hash of these parts in order, each with its length.
-pub(super) fn hash_of<'p>(parts: impl Iterator<Item = &'p [u8]>) -> u128 {
+/// The hash of these parts in order, each with its length. It is the same in every version: files on disk have it.
+pub fn hash_of<'p>(parts: impl Iterator<Item = &'p [u8]>) -> u128 {
     let mut hasher = SipHasher13::new();
     for part in parts {
         hasher.write(&(part.len() as u64).to_le_bytes());

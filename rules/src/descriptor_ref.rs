@@ -1,7 +1,7 @@
 //! The descriptors of a domain as a tree, for programs that compare or list rules.
 
 use crate::{
-    Domain, Location, MatchKind, Network, Rule,
+    Domain, Location, MatchKind, Network, NetworkGroup, Rule,
     pattern::Pattern,
     prefix_tree::{TreeLevel, TreeNode},
 };
@@ -11,6 +11,14 @@ use crate::{
 pub struct DescriptorRef<'r> {
     domain: &'r Domain,
     node: &'r TreeNode,
+    matched: Option<MatchKind>,
+}
+
+/// Whether it is the same descriptor, matched in the same way.
+impl PartialEq for DescriptorRef<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.node, other.node) && self.matched == other.matched
+    }
 }
 
 impl Domain {
@@ -20,11 +28,30 @@ impl Domain {
     }
 
     fn level<'r>(&'r self, level: &'r TreeLevel) -> impl Iterator<Item = DescriptorRef<'r>> {
-        level.nodes().iter().map(|node| DescriptorRef { domain: self, node })
+        level.nodes().iter().map(|node| DescriptorRef::new(self, node, None))
     }
 }
 
 impl<'r> DescriptorRef<'r> {
+    pub(crate) fn new(domain: &'r Domain, node: &'r TreeNode, matched: Option<MatchKind>) -> Self {
+        Self { domain, node, matched }
+    }
+
+    /// How the entry that was looked up matches it; `None` if it does not, or if none was looked up.
+    pub fn matched(&self) -> Option<MatchKind> {
+        self.matched
+    }
+
+    /// Whether all values that match as the entry that was looked up share a counter.
+    pub fn is_shared(&self) -> bool {
+        self.node.share_threshold && self.matched.is_some_and(MatchKind::has_several_values)
+    }
+
+    /// The networks that are counted as one key.
+    pub fn group(&self) -> Option<NetworkGroup> {
+        self.node.group
+    }
+
     /// The key as written.
     pub fn key(&self) -> &'r str {
         &self.node.key

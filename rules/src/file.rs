@@ -16,13 +16,9 @@ use crate::{
     yaml::{Mark, YamlNode, YamlValue, quote},
 };
 
-mod rate_limit;
+mod key_values;
 
-pub(crate) use rate_limit::{CalendarDraft, GivenKey, OwnDraft, PenaltyDraft, RateLimitDraft};
-
-/// The values of `on_denied`.
-pub(crate) const ON_DENIED: [(&str, OnDenied); 2] =
-    [("charge_all", OnDenied::ChargeAll), ("charge_none", OnDenied::ChargeNone)];
+pub(crate) use key_values::{GivenKey, KeyValues};
 
 /// One document.
 pub(crate) struct DocumentDraft<'t> {
@@ -49,7 +45,7 @@ pub(crate) struct DescriptorDraft<'n> {
     pub(crate) kind: Option<MatchKind>,
     /// The location of a `value` that is given without a text, as if it were absent.
     pub(crate) empty_value: Option<Mark>,
-    pub(crate) rate_limit: Option<RateLimitDraft>,
+    pub(crate) rate_limit: Option<KeyValues>,
     pub(crate) shadow_mode: Option<Located<bool>>,
     pub(crate) quota_mode: Option<Located<bool>>,
     pub(crate) detailed_metric: Option<Located<bool>>,
@@ -98,8 +94,7 @@ impl<'n> DescriptorDraft<'n> {
         diagnostics: &mut Diagnostics<'_>,
     ) -> Option<Self> {
         let fields = MappingFields::read(node, KeySection::Descriptor, diagnostics)?;
-        let rate_limit =
-            fields.pair("rate_limit").and_then(|pair| RateLimitDraft::read(&pair.value, diagnostics));
+        let rate_limit = rate_limit(&fields, diagnostics);
         let key = match above {
             Some(above) if fields.pair("key").is_none() && fields.pair("rate_limit").is_some() => {
                 let what = format!(
@@ -180,12 +175,17 @@ fn empty_value(descriptor: &YamlNode<'_>) -> Option<Mark> {
     is_empty.then_some(pair.mark)
 }
 
+/// The value of `rate_limit`.
+pub(crate) fn rate_limit(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<KeyValues> {
+    KeyValues::read(&fields.pair("rate_limit")?.value, KeySection::RateLimit, diagnostics)
+}
+
 /// The value of `on_denied`.
 pub(crate) fn on_denied(
     fields: &MappingFields<'_>,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Located<OnDenied>> {
-    fields.choice("on_denied", &ON_DENIED, str::eq, diagnostics)
+    fields.choice("on_denied", diagnostics)?.named(&OnDenied::NAMED)
 }
 
 /// The value of `metadata`.

@@ -17,7 +17,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Allowance, Domain, LevelTrace, MatchKind, Network, NetworkGroup, Rule, Rules,
+    Allowance, DescriptorRef, Domain, LevelTrace, MatchKind, NetworkGroup, Rule, Rules,
     prefix_tree::{self, MatchedNode, Steps},
     trace,
 };
@@ -53,19 +53,6 @@ pub struct Match<'r> {
     // The cached prefix of the rule; `None` unless every entry has the literal key of its node and matches in the
     // declared way.
     prefix: Option<&'r OnceLock<Box<KeyPrefix>>>,
-}
-
-/// How an entry matches on the way to a rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EntryMatch<'r> {
-    /// The kind of match.
-    pub kind: MatchKind,
-    /// The value of the node as written.
-    pub value: &'r str,
-    /// The network of the node, if it is one.
-    pub network: Option<Network>,
-    /// The group of the node.
-    pub group: Option<NetworkGroup>,
 }
 
 /// Where a match is among the rules in which it was found.
@@ -209,22 +196,17 @@ impl<'r> KeyedDomain<'r> {
         Some(OpenMatch { position: found.position()?, key })
     }
 
-    /// How each entry matches on the way to a rule. Ends before the first entry without a match.
-    pub fn matches(self, entries: &[Entry<'_>]) -> Vec<EntryMatch<'r>> {
+    /// What each entry matches on the way to a rule. Ends before the first entry without a match.
+    pub fn matches(self, entries: &[Entry<'_>]) -> Vec<DescriptorRef<'r>> {
         let steps = self.domain.root.steps(entries);
-        let matched = steps.iter().map(|MatchedNode { node, kind }| EntryMatch {
-            kind: *kind,
-            value: &node.value,
-            network: node.network(),
-            group: node.group,
-        });
-        matched.collect()
+        let matched = |step: &MatchedNode<'r>| DescriptorRef::new(self.domain, step.node, Some(step.kind));
+        steps.iter().map(matched).collect()
     }
 
     /// A trace of the lookup: one level for each entry, up to the first entry without a match. Slower than
     /// [`Self::find`]: it visits every node of these levels.
     pub fn trace(self, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
-        trace::levels(&self.domain.root, entries)
+        trace::levels(self.domain, entries)
     }
 
     /// The key of the counter of `limit` for these entries, without a rule.

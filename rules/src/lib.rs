@@ -12,7 +12,6 @@ mod denial_body;
 mod descriptor_ref;
 mod diagnostics;
 mod dialect;
-mod displayed_limit;
 mod domain_draft;
 mod file;
 #[cfg(feature = "watch")]
@@ -50,13 +49,12 @@ pub use active_rules::{ActiveRules, LoadError, RulesStatus};
 #[cfg(feature = "watch")]
 pub use background::set_idle_priority;
 pub use compile::compile;
-pub use contents::{Contents, Documents, ReadDocuments, RuleInput, Unknown};
+pub use contents::{Contents, Documents, ReadDocuments, RuleInput, Unknown, hash_of};
 pub use denial_body::{DenialBody, DenialTemplate, DenialValues, Variable};
 pub use descriptor_ref::DescriptorRef;
 pub use diagnostics::{Location, Problem, Problems, ResourceLocation, RuleOrigin};
-pub use displayed_limit::DisplayedLimit;
 pub use group::{GroupedKey, NetworkGroup};
-pub use keyed_rules::{EntryMatch, KeyedDomain, KeyedRules, Match, MatchPosition, OpenMatch};
+pub use keyed_rules::{KeyedDomain, KeyedRules, Match, MatchPosition, OpenMatch};
 pub use keys::nearest;
 pub use limit::{KeyValue, algorithm_keys};
 #[cfg(feature = "watch")]
@@ -67,15 +65,15 @@ pub use own::{OwnBounds, OwnNumbers, StoredLimit, StoredTerms};
 pub use prefix_tree::{MatchKind, composite};
 pub use quotas::Quota;
 pub use rule::{Allowance, ForwardPolicy, OnDenied, OnOwnerUnavailable, Rule, RuleOptions};
-pub use rule_set::{DESCRIPTORS_MAX, Domain, Rules, Trial, TrialNumbers};
+pub use rule_set::{DESCRIPTORS_MAX, Domain, Rules, Trial};
 pub use schema::json_schema;
 #[cfg(feature = "watch")]
 pub use source::{FileSettings, OverlayFile, OverlayReceiver, Watcher};
 pub use source::{load, load_trial};
 pub use stats::{DecisionStats, DecisionTotals, RuleEvent, RuleStats, StatsHandle};
 pub use stats_registry::{RuleStatsRegistry, Series};
-pub use trace::{LevelTrace, NODES_MAX, NodeTrace};
-pub use unit::Unit;
+pub use trace::{LevelTrace, NODES_MAX};
+pub use unit::{DisplayedLimit, Unit};
 
 #[cfg(test)]
 mod tests;

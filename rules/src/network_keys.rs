@@ -10,18 +10,8 @@ use crate::{
     yaml::quote,
 };
 
-/// The values of `match`.
-pub(crate) const MATCH: [(&str, MatchBy); 1] = [("cidr", MatchBy::Network)];
-
 /// The key of the entries in which Envoy sends networks as text.
 pub(crate) const MASKED_ADDRESS: &str = "masked_remote_address";
-
-/// How a descriptor says that it compares values otherwise than as text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MatchBy {
-    /// The value names an address of the network.
-    Network,
-}
 
 /// The value of a descriptor, a network in its one spelling, and the kind of match that it declares; `None` after
 /// reporting a problem.
@@ -50,7 +40,7 @@ fn network(
     value: Option<&Located<String>>,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Network> {
-    let Located { value: MatchBy::Network, mark } = fields.choice("match", &MATCH, str::eq, diagnostics)?;
+    let Located { mark, .. } = fields.choice("match", diagnostics)?;
     if let Some(key) = fields.pair("key").filter(|_| key.is_some_and(|key| key.contains('*'))) {
         let what = "`match: cidr` compares `key` as it is, so it cannot have a `*`";
         diagnostics.add(key.value.mark, what);

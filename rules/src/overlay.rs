@@ -7,7 +7,7 @@ use crate::{
     DenialBody, Location, OnDenied, Problems, RuleOrigin,
     denial_body::denial_body,
     diagnostics::Diagnostics,
-    file::{RateLimitDraft, metadata, on_denied},
+    file::{KeyValues, metadata, on_denied, rate_limit},
     group::NetworkGroup,
     keys::KeySection,
     network_keys,
@@ -43,18 +43,11 @@ struct OverlayDomain {
 #[derive(Debug)]
 pub(crate) struct OverlayRule {
     pub(crate) location: Location,
-    pub(crate) rate_limit: Option<RateLimitDraft>,
+    pub(crate) rate_limit: Option<KeyValues>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
     pub(crate) group: Option<Located<NetworkGroup>>,
-    path: Vec<OverlayStep>,
-}
-
-/// A descriptor of a path.
-#[derive(Debug)]
-struct OverlayStep {
-    key: TextPattern,
-    /// `None` for any value, or none.
-    value: Option<TextPattern>,
+    /// The keys of its descriptors, with their values; `None` for any value, or none.
+    path: Vec<(TextPattern, Option<TextPattern>)>,
 }
 
 #[derive(Debug)]
@@ -136,7 +129,9 @@ impl Overlay {
     /// The rules of `matching` whose paths match one more descriptor.
     pub(crate) fn narrowed(&self, matching: &MatchingRules, key: &str, value: &str) -> MatchingRules {
         let fits = |index: &usize| {
-            self.rules[*index].path.get(matching.depth).is_some_and(|step| step.matches(key, value))
+            self.rules[*index].path.get(matching.depth).is_some_and(|(wanted, of_value)| {
+                wanted.matches(key) && of_value.as_ref().is_none_or(|wanted| wanted.matches(value))
+            })
         };
         let rules = matching.rules.iter().copied().filter(fits).collect();
         MatchingRules { depth: matching.depth + 1, rules }
@@ -151,8 +146,7 @@ impl Overlay {
 impl OverlayRule {
     fn read(item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         let fields = MappingFields::read(item, KeySection::OverlayRule, diagnostics)?;
-        let rate_limit =
-            fields.pair("rate_limit").and_then(|pair| RateLimitDraft::read(&pair.value, diagnostics));
+        let rate_limit = rate_limit(&fields, diagnostics);
         for name in OF_CONTROL_PLANE {
             if let Some(mark) = rate_limit.as_ref().and_then(|limit| limit.given(name)) {
                 diagnostics
@@ -166,51 +160,40 @@ impl OverlayRule {
             let what = "`match` is missing or empty; it lists the keys of a rule from the top, each as `key` or `key: value`";
             diagnostics.add(fields.mark, what);
         }
-        let path: Vec<_> = items.iter().filter_map(|item| OverlayStep::read(item, diagnostics)).collect();
+        let path: Vec<_> = items.iter().filter_map(|item| step(item, diagnostics)).collect();
         let location = diagnostics.location(fields.mark);
         (!path.is_empty()).then_some(Self { location, rate_limit, metadata, group, path })
     }
 
     /// The limit of the control plane with what this rule adds.
-    pub(crate) fn added_to(&self, limit: &RateLimitDraft) -> RateLimitDraft {
+    pub(crate) fn added_to(&self, limit: &KeyValues) -> KeyValues {
         let Some(more) = &self.rate_limit else { return limit.clone() };
-        RateLimitDraft {
-            mark: limit.mark,
-            given: limit.given.iter().chain(&more.given).cloned().collect(),
-            replaces: limit.replaces.clone(),
-            unit: limit.unit.clone(),
-            ..more.clone()
-        }
+        KeyValues { mark: limit.mark, given: limit.given.iter().chain(&more.given).cloned().collect() }
     }
 }
 
-impl OverlayStep {
-    fn read(item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        match &item.value {
-            YamlValue::Scalar(scalar) if !scalar.text.is_empty() => {
-                return Some(Self { key: TextPattern::new(&scalar.text), value: None });
-            }
-            YamlValue::Mapping(pairs) => {
-                if let [pair] = &**pairs
-                    && let YamlValue::Scalar(value) = &pair.value.value
-                {
-                    return Some(Self {
-                        key: TextPattern::new(&pair.key),
-                        value: Some(TextPattern::new(&value.text)),
-                    });
-                }
-            }
-            YamlValue::Unreadable => return None,
-            YamlValue::Scalar(_) | YamlValue::List(_) => {}
+/// A descriptor of a path.
+fn step(
+    item: &YamlNode<'_>,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<(TextPattern, Option<TextPattern>)> {
+    match &item.value {
+        YamlValue::Scalar(scalar) if !scalar.text.is_empty() => {
+            return Some((TextPattern::new(&scalar.text), None));
         }
-        diagnostics
-            .add(item.mark, format!("an item of `match` is `key` or `key: value`, not {}", item.describe()));
-        None
+        YamlValue::Mapping(pairs) => {
+            if let [pair] = &**pairs
+                && let YamlValue::Scalar(value) = &pair.value.value
+            {
+                return Some((TextPattern::new(&pair.key), Some(TextPattern::new(&value.text))));
+            }
+        }
+        YamlValue::Unreadable => return None,
+        YamlValue::Scalar(_) | YamlValue::List(_) => {}
     }
-
-    fn matches(&self, key: &str, value: &str) -> bool {
-        self.key.matches(key) && self.value.as_ref().is_none_or(|pattern| pattern.matches(value))
-    }
+    diagnostics
+        .add(item.mark, format!("an item of `match` is `key` or `key: value`, not {}", item.describe()));
+    None
 }
 
 impl TextPattern {

@@ -79,23 +79,10 @@ pub struct StoredTerms {
     pub displayed_limit: DisplayedLimit,
 }
 
-/// What replaces numbers of a rule.
-#[derive(Clone, Copy)]
-pub(crate) struct ChangedNumbers<'n> {
-    pub(crate) numbers: &'n [(&'static str, u64)],
-    pub(crate) period: Option<ChangedPeriod<'n>>,
-}
-
-/// What replaces the period of a rule.
-#[derive(Clone, Copy)]
-pub(crate) enum ChangedPeriod<'n> {
-    Unit(Unit),
-    /// As in a rule file.
-    Window(&'n str),
-}
-
-/// Makes the terms of a rule with other numbers. An error says why it cannot have them.
-pub(crate) type CompileOwn = dyn Fn(ChangedNumbers<'_>) -> Result<StoredTerms, String> + Send + Sync;
+/// Makes the terms of a rule with other numbers, and with another window if it is given, as in a rule file. An error says
+/// why it cannot have them.
+pub(crate) type CompileOwn =
+    dyn Fn(&[(&'static str, u64)], Option<&str>) -> Result<StoredTerms, String> + Send + Sync;
 
 /// What keys of a rule may have of their own.
 #[derive(Clone)]
@@ -319,11 +306,10 @@ impl OwnBounds {
 
     /// The terms of the rule with these numbers.
     fn compiled(&self, numbers: &OwnNumbers, window: Option<&str>) -> Result<StoredTerms, String> {
-        let unit = numbers.unit.map(ChangedPeriod::Unit);
-        let period = unit.or(window.map(ChangedPeriod::Window));
+        let unit = numbers.unit.map(|unit| format!("{}s", unit.seconds()));
+        let window = unit.as_deref().or(window);
         if !numbers.unlimited {
-            let numbers: Vec<_> = numbers.given().collect();
-            return (self.compile)(ChangedNumbers { numbers: &numbers, period });
+            return (self.compile)(&numbers.given().collect::<Vec<_>>(), window);
         }
         let largest = |name: &'static str| match name {
             "max_in_flight" => (name, UNLIMITED_PLACES),
@@ -331,8 +317,7 @@ impl OwnBounds {
         };
         let given = self.given.iter().filter(|name| **name != "overdraft_limit");
         let numbers: Vec<_> = given.map(|name| largest(name)).collect();
-        let StoredTerms { limit, displayed_limit } =
-            (self.compile)(ChangedNumbers { numbers: &numbers, period })?;
+        let StoredTerms { limit, displayed_limit } = (self.compile)(&numbers, window)?;
         let displayed_limit = DisplayedLimit { requests_per_unit: OwnTerms::UNLIMITED, ..displayed_limit };
         Ok(StoredTerms { limit, displayed_limit })
     }

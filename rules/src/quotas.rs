@@ -34,10 +34,6 @@ pub struct Quota {
     pub terms: QuotaTerms,
 }
 
-/// A descriptor whose values share a counter.
-#[derive(Clone, Debug)]
-pub(crate) struct SharedKey(Option<Pattern>);
-
 impl Quota {
     /// The terms of a bucket, by the first item that has a pair of it.
     pub(crate) fn terms_of(quotas: &[Self], entries: &[Entry<'_>]) -> QuotaTerms {
@@ -51,18 +47,6 @@ impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, value, terms: QuotaTerms { weight, floor } } = self;
         write!(f, "{key}: {value} {{weight: {weight}, floor: {floor}}}")
-    }
-}
-
-impl SharedKey {
-    /// The descriptor with this key and value.
-    pub(crate) fn new(key: &str, value: &str) -> Self {
-        Self(Pattern::parse(&composite(key, value)))
-    }
-
-    fn matches(&self, quota: &Quota) -> bool {
-        let text = composite(&quota.key, &quota.value);
-        self.0.as_ref().is_some_and(|pattern| pattern.matches(text.as_bytes()))
     }
 }
 
@@ -119,13 +103,13 @@ fn quota(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Optio
     Some(Quota { key, value, terms })
 }
 
-/// Reports items whose pair all buckets of a counter have, or none of them.
-pub(crate) fn check_pairs(
-    quotas: &[Located<Quota>],
-    shared: &[SharedKey],
-    diagnostics: &mut Diagnostics<'_>,
-) {
-    let is_shared = |quota: &Quota| shared.iter().any(|shared| shared.matches(quota));
+/// Reports items whose pair all buckets of a counter have, or none of them. `shared` are the descriptors whose values
+/// share a counter.
+pub(crate) fn check_pairs(quotas: &[Located<Quota>], shared: &[Pattern], diagnostics: &mut Diagnostics<'_>) {
+    let is_shared = |quota: &Quota| {
+        let text = composite(&quota.key, &quota.value);
+        shared.iter().any(|pattern| pattern.matches(text.as_bytes()))
+    };
     for Located { value: quota, mark } in quotas.iter().filter(|quota| !is_shared(&quota.value)) {
         let what = format!(
             "`quotas` names {}, which matches no descriptor of the rule with a `*` and `share_threshold: true`; \

@@ -14,6 +14,14 @@ pub(crate) struct Located<T> {
     pub(crate) mark: Mark,
 }
 
+impl Located<&'static str> {
+    /// What has this name.
+    pub(crate) fn named<T: Copy>(&self, named: &[(&'static str, T)]) -> Option<Located<T>> {
+        let (_, value) = named.iter().find(|(name, _)| *name == self.value)?;
+        Some(Located { value: *value, mark: self.mark })
+    }
+}
+
 /// A mapping in which all keys are known in its section. A key without a value counts as absent.
 pub(crate) struct MappingFields<'n> {
     pub(crate) mark: Mark,
@@ -94,7 +102,7 @@ impl<'n> MappingFields<'n> {
     /// An integer from 0 to 2^64 - 1.
     pub(crate) fn integer(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<u64>> {
         const WANTED: &str = "a whole number from 0 to 18446744073709551615, without quotes";
-        self.assert_takes(key, |takes| takes == Takes::Integer);
+        self.assert_takes(key, Takes::is_integer);
         let pair = self.pair(key)?;
         match resolve(&pair.value) {
             Some(Resolved::Integer(value)) if u64::try_from(value).is_ok() => {
@@ -128,26 +136,26 @@ impl<'n> MappingFields<'n> {
         }
     }
 
-    /// One of a few choices, by the name that `is` the text.
-    pub(crate) fn choice<T: Copy>(
+    /// One of the texts that the table of keys has for the key.
+    pub(crate) fn choice(
         &self,
         key: &str,
-        choices: &[(&'static str, T)],
-        is: fn(&str, &str) -> bool,
         diagnostics: &mut Diagnostics<'_>,
-    ) -> Option<Located<T>> {
+    ) -> Option<Located<&'static str>> {
         let Located { value: text, mark } = self.text_as_written(key, diagnostics)?;
-        let found = choices.iter().find(|(name, _)| is(name, text));
+        let takes = self.pairs().find(|(found, _)| found.name == key)?.0.takes;
+        let is_text = if takes == Takes::Unit { str::eq_ignore_ascii_case } else { str::eq };
+        let choices = || takes.choices().iter().copied();
+        let found = choices().find(|name| is_text(name, text));
         if found.is_none() {
-            let names = || choices.iter().map(|(name, _)| *name);
             diagnostics.add_with(mark, || {
-                let hint = keys::hint(text, names());
+                let hint = keys::hint(text, choices());
                 let given = quote(text);
-                let names = keys::quoted_list(names());
+                let names = keys::quoted_list(choices());
                 format!("`{key}` cannot be {given}; it is one of {names}{hint}")
             });
         }
-        found.map(|(_, value)| Located { value: *value, mark })
+        found.map(|value| Located { value, mark })
     }
 }
 

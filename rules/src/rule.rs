@@ -138,13 +138,15 @@ pub enum Allowance {
     Limited(Limit),
 }
 
-/// Which descriptors of a refused call are charged, of those that would have passed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnDenied {
-    /// All descriptors that would have passed, as envoyproxy/ratelimit does.
-    ChargeAll,
-    /// No descriptor.
-    ChargeNone,
+named! {
+    /// Which descriptors of a refused call are charged, of those that would have passed, with its name in rule files.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum OnDenied {
+        /// All descriptors that would have passed, as envoyproxy/ratelimit does.
+        ChargeAll = "charge_all",
+        /// No descriptor.
+        ChargeNone = "charge_none",
+    }
 }
 
 named! {

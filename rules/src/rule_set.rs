@@ -121,17 +121,8 @@ impl Domain {
 /// Changes of rules that are compiled for a search of limits.
 #[derive(Clone, Debug, Default)]
 pub struct Trial {
-    /// The numbers in place of those of the rule with this path.
-    pub numbers: FxHashMap<String, TrialNumbers>,
+    /// The numbers, by their names in rule files, in place of those of the rule with this path.
+    pub numbers: FxHashMap<String, Vec<(&'static str, u64)>>,
     /// Whether all rules are in shadow mode.
     pub shadow_mode: bool,
-}
-
-/// The numbers of a rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TrialNumbers {
-    /// `requests_per_unit`, or `refill_amount` of a bucket that refills in steps.
-    pub limit: u64,
-    /// `None`: that of the rule, or the default.
-    pub burst: Option<u64>,
 }

@@ -8,14 +8,11 @@ use serde_json::{Map, Value as Json, json};
 use tollgate_counter::algorithm::AlgorithmName;
 
 use crate::{
-    OnOwnerUnavailable, Unit,
-    denial_body::FORMATS,
-    file::{CalendarDraft, ON_DENIED, OwnDraft},
+    Unit,
     keys::{
-        AT_LEAST_ONE, AppliesTo, EXCLUSIVE, KEYS, KeySection, NOT_IN_CANDIDATE, REQUIRED,
-        REQUIRED_IN_PENALTY, RuleKey, Takes, amounts, periods,
+        AppliesTo, EXCLUSIVE, KEYS, KeySection, NOT_IN_CANDIDATE, REQUIRED, REQUIRED_IN_PENALTY, RuleKey,
+        Takes, amounts, periods,
     },
-    network_keys::MATCH,
 };
 
 /// The sections of rule files that others refer to, with their names in the schema.
@@ -77,13 +74,6 @@ fn section(section: KeySection) -> Json {
 fn property(key: &RuleKey) -> Json {
     let mut property = value(key.takes);
     property["description"] = key.help.into();
-    let has_numbers = matches!(
-        key.section,
-        KeySection::RateLimit | KeySection::Penalty | KeySection::Quota | KeySection::OwnBound
-    );
-    if has_numbers && AT_LEAST_ONE.contains(&key.name) {
-        property["minimum"] = 1.into();
-    }
     property
 }
 
@@ -93,30 +83,25 @@ fn value(takes: Takes) -> Json {
         Takes::Required => json!({"type": ["string", "number", "boolean"], "minLength": 1}),
         // Numbers and booleans are taken as written.
         Takes::Text => json!({"type": ["string", "number", "boolean", "null"]}),
-        Takes::Integer => json!({
-            "type": ["integer", "string", "null"], "minimum": 0, "maximum": u64::MAX, "pattern": INTEGER,
+        Takes::Integer(min) => json!({
+            "type": ["integer", "string", "null"], "minimum": min, "maximum": u64::MAX, "pattern": INTEGER,
         }),
         Takes::PrefixLength(max) => json!({
             "type": ["integer", "string", "null"], "minimum": 1, "maximum": max, "pattern": INTEGER,
         }),
         Takes::Boolean => json!({"type": ["boolean", "string", "null"], "pattern": TRUE_OR_FALSE}),
-        Takes::OnDenied => choice(ON_DENIED.map(|(name, _)| name)),
+        Takes::Choice(names) => choice(names),
         Takes::Unit => {
             let any_case = Unit::ALL.map(|unit| in_any_case(unit.name())).join("|");
-            let names = choice(Unit::ALL.map(Unit::name));
+            let names = choice(takes.choices());
             json!({"anyOf": [names, {"type": "string", "pattern": format!("^({any_case})$")}]})
         }
-        Takes::Algorithm => choice(AlgorithmName::ALL.map(AlgorithmName::name)),
-        Takes::OnOwnerUnavailable => choice(OnOwnerUnavailable::ALL.map(OnOwnerUnavailable::name)),
-        Takes::LimitSource => choice(OwnDraft::FROM.map(|(name, ())| name)),
-        Takes::Weekday => choice(CalendarDraft::WEEKDAYS.map(|(name, _)| name)),
-        Takes::Match => choice(MATCH.map(|(name, _)| name)),
         Takes::Anything => json!({"type": ["object", "null"]}),
         Takes::Json => json!({}),
-        Takes::DenialBody => {
+        Takes::DenialBody(names) => {
             let template = json!({"type": "object", "allOf": [reference(KeySection::DenialBody)]});
             // `off` is a boolean in YAML 1.1.
-            json!({"anyOf": [choice(FORMATS.map(|(name, _)| name)), {"const": false}, template]})
+            json!({"anyOf": [choice(names), {"const": false}, template]})
         }
         Takes::Mapping(section) => json!({"type": ["object", "null"], "allOf": [reference(section)]}),
         Takes::Candidate => {
@@ -131,8 +116,8 @@ fn value(takes: Takes) -> Json {
     }
 }
 
-fn choice<const N: usize>(names: [&str; N]) -> Json {
-    let names: Vec<Json> = names.into_iter().map(Json::from).chain([Json::Null]).collect();
+fn choice(names: &[&str]) -> Json {
+    let names: Vec<Json> = names.iter().copied().map(Json::from).chain([Json::Null]).collect();
     json!({"enum": names})
 }
 
@@ -239,7 +224,8 @@ mod tests {
                 let limit = format!("{{{others}, {key}: {number}}}");
                 Rules::parse("f", &format!("domain: d\ndescriptors: [{{key: a, rate_limit: {limit}}}]\n"))
             };
-            assert!(AT_LEAST_ONE.contains(&key) && with(1).is_ok() && with(0).is_err(), "{key}");
+            let takes = KEYS.iter().find(|row| row.name == key).unwrap().takes;
+            assert!(takes == Takes::Integer(1) && with(1).is_ok() && with(0).is_err(), "{key}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use tollgate_counter::descriptor::{self, Entry};
 
 use crate::{
-    Location, network,
+    DescriptorRef, Domain, network,
     pattern::Pattern,
     prefix_tree::{MatchKind, MatchedNode, TreeLevel, TreeNode},
 };
@@ -19,44 +19,25 @@ pub struct LevelTrace<'r> {
     /// The value of the group in place of the entry's, escaped, if the chosen node has a group.
     pub counted_as: Option<String>,
     /// The node that was chosen; `None` if no node matches, which ends the lookup.
-    pub chosen: Option<NodeTrace<'r>>,
+    pub chosen: Option<DescriptorRef<'r>>,
     /// The first of the nodes that match too but have lower precedence, in the order of declaration.
-    pub other_matches: Vec<NodeTrace<'r>>,
+    pub other_matches: Vec<DescriptorRef<'r>>,
     /// The number of nodes beyond `other_matches` that match but have lower precedence.
     pub other_matches_more: usize,
     /// If no node matches: the first nodes of the level, those with the same key first.
-    pub non_matches: Vec<NodeTrace<'r>>,
+    pub non_matches: Vec<DescriptorRef<'r>>,
     /// The number of nodes of the level beyond `non_matches`.
     pub non_matches_more: usize,
 }
 
-/// One descriptor of a rule file.
-#[derive(Clone, Copy, Debug)]
-pub struct NodeTrace<'r> {
-    /// The key as written.
-    pub key: &'r str,
-    /// The value as written; empty if the node has none.
-    pub value: &'r str,
-    /// How the node matches; `None` if it does not.
-    pub kind: Option<MatchKind>,
-    /// The location in the rule file.
-    pub location: &'r Location,
-    /// Whether the node has a rule.
-    pub has_rule: bool,
-    /// Whether all values that match here share a counter.
-    pub is_shared: bool,
-    /// Whether the node has nested descriptors.
-    pub has_children: bool,
-}
-
 /// One level for each entry, up to the first entry without a match.
-pub(super) fn levels<'r>(root: &'r TreeLevel, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
-    let steps = root.steps(entries);
+pub(super) fn levels<'r>(domain: &'r Domain, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
+    let steps = domain.root.steps(entries);
     let mut levels = Vec::new();
-    let mut level = root;
+    let mut level = &domain.root;
     for (index, entry) in entries.iter().enumerate() {
         let step = steps.get(index);
-        levels.push(LevelTrace::new(level, *entry, step));
+        levels.push(LevelTrace::new(domain, level, *entry, step));
         let Some(step) = step else { break };
         level = step.node.children();
     }
@@ -64,7 +45,12 @@ pub(super) fn levels<'r>(root: &'r TreeLevel, entries: &[Entry<'_>]) -> Vec<Leve
 }
 
 impl<'r> LevelTrace<'r> {
-    fn new(level: &'r TreeLevel, entry: Entry<'_>, step: Option<&MatchedNode<'r>>) -> Self {
+    fn new(
+        domain: &'r Domain,
+        level: &'r TreeLevel,
+        entry: Entry<'_>,
+        step: Option<&MatchedNode<'r>>,
+    ) -> Self {
         let text = [entry.key, b"_", entry.value].concat();
         let is_chosen = |node: &TreeNode| step.is_some_and(|step| std::ptr::eq(step.node, node));
         let mut trace = Self {
@@ -72,7 +58,7 @@ impl<'r> LevelTrace<'r> {
             counted_as: step
                 .filter(|step| step.node.group.is_some())
                 .map(|step| descriptor::escaped(&step.grouped_value(entry)).into_owned()),
-            chosen: step.map(|step| NodeTrace::new(step.node, Some(step.kind))),
+            chosen: step.map(|step| DescriptorRef::new(domain, step.node, Some(step.kind))),
             other_matches: Vec::new(),
             other_matches_more: 0,
             non_matches: Vec::new(),
@@ -80,7 +66,7 @@ impl<'r> LevelTrace<'r> {
         };
         for node in level.nodes().iter().filter(|node| !is_chosen(node)) {
             if let Some(kind) = kind(node, entry, &text) {
-                let other = NodeTrace::new(node, Some(kind));
+                let other = DescriptorRef::new(domain, node, Some(kind));
                 keep(other, &mut trace.other_matches, &mut trace.other_matches_more);
             }
         }
@@ -88,24 +74,11 @@ impl<'r> LevelTrace<'r> {
             let (same, other): (Vec<_>, Vec<_>) =
                 level.nodes().iter().partition(|node| node.key.as_bytes() == entry.key);
             for node in same.into_iter().chain(other) {
-                keep(NodeTrace::new(node, None), &mut trace.non_matches, &mut trace.non_matches_more);
+                let other = DescriptorRef::new(domain, node, None);
+                keep(other, &mut trace.non_matches, &mut trace.non_matches_more);
             }
         }
         trace
-    }
-}
-
-impl<'r> NodeTrace<'r> {
-    fn new(node: &'r TreeNode, kind: Option<MatchKind>) -> Self {
-        Self {
-            key: &node.key,
-            value: &node.value,
-            kind,
-            location: &node.location,
-            has_rule: node.rule.is_some(),
-            is_shared: node.share_threshold && kind.is_some_and(MatchKind::has_several_values),
-            has_children: !node.children().nodes().is_empty(),
-        }
     }
 }
 
@@ -124,6 +97,6 @@ fn kind(node: &TreeNode, entry: Entry<'_>, text: &[u8]) -> Option<MatchKind> {
     (composite.as_bytes() == entry.key).then_some(MatchKind::KeyOnly)
 }
 
-fn keep<'r>(node: NodeTrace<'r>, retained: &mut Vec<NodeTrace<'r>>, more: &mut usize) {
+fn keep<'r>(node: DescriptorRef<'r>, retained: &mut Vec<DescriptorRef<'r>>, more: &mut usize) {
     if retained.len() < NODES_MAX { retained.push(node) } else { *more += 1 }
 }

@@ -1,4 +1,4 @@
-//! Units of time as rule files name them.
+//! Units of time as rule files name them, and limits as displayed by them.
 
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{
@@ -62,4 +62,13 @@ impl Unit {
     pub const fn window(self) -> Window {
         Window::Aligned(self.span())
     }
+}
+
+/// A limit as displayed in responses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DisplayedLimit {
+    /// As in the rule file; 0 if the rule is unlimited.
+    pub requests_per_unit: u64,
+    /// As in the rule file; `None` if no unit has the length of the window.
+    pub unit: Option<Unit>,
 }

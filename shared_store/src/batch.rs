@@ -16,6 +16,7 @@ use tollgate_store::{
 use crate::{
     clocks::Instants,
     script::{ClaimTerms, KeyGroup, KeyGroupReply, ValueChange},
+    stats::SharedStoreCounters,
     value::{Known, KnownValues, encode},
 };
 
@@ -32,7 +33,12 @@ const CLAIMED_PAUSE: u64 = 500_000;
 #[derive(Debug)]
 pub(super) struct StoreBatch {
     claim: ClaimTerms,
-    counters: BatchCounters,
+    instants: Instants,
+    /// The counters of the parts, each once.
+    entries: Vec<BatchCounter>,
+    index: FxHashMap<Key, usize>,
+    /// The bytes of the values that were known.
+    known_bytes: usize,
     groups: Vec<PartGroup>,
     /// Parts that wait for values or for the claims of others.
     deferred: Vec<BatchPart>,
@@ -56,54 +62,43 @@ pub(super) struct SettledBatch {
     pub(super) again: Vec<BatchPart>,
     /// Their groups have no reply.
     pub(super) failed: Vec<BatchPart>,
-    pub(super) stats: BatchStats,
-}
-
-/// Stats of a batch.
-#[derive(Debug, Default)]
-pub(super) struct BatchStats {
-    /// Groups that were decided on values which other replicas had changed.
-    pub(super) conflicts: u64,
-    /// Counters that were known and are gone from the store before they were idle.
-    pub(super) lost: u64,
-    /// Holds that have expired.
-    pub(super) expired: Expired,
-    /// Ids of holds that were forgotten because their counter had too many.
-    pub(super) ids_forgotten: usize,
-    /// Penalties that began.
-    pub(super) penalties: u64,
     /// Forgotten values, to be dropped without a lock.
     pub(super) forgotten: Vec<FxHashMap<Key, Known>>,
-    /// Whether the circuit breaker has opened.
-    pub(super) has_opened: bool,
 }
 
 impl StoreBatch {
     /// An empty batch. Its parts request `claim` after lost races.
     pub(super) fn new(instants: Instants, claim: ClaimTerms) -> Self {
-        Self { claim, counters: BatchCounters::new(instants), groups: Vec::new(), deferred: Vec::new() }
+        Self {
+            claim,
+            instants,
+            entries: Vec::new(),
+            index: FxHashMap::default(),
+            known_bytes: 0,
+            groups: Vec::new(),
+            deferred: Vec::new(),
+        }
     }
 
     /// Whether so many keys fit in.
     pub(super) fn has_room(&self, keys: usize) -> bool {
-        self.is_empty()
-            || (self.counters.entries.len() + keys <= KEYS_MAX && self.counters.known_bytes < BYTES_MAX)
+        self.is_empty() || (self.entries.len() + keys <= KEYS_MAX && self.known_bytes < BYTES_MAX)
     }
 
     /// Whether there is nothing to send.
     pub(super) fn is_empty(&self) -> bool {
-        self.counters.entries.is_empty()
+        self.entries.is_empty()
     }
 
     /// Adds a part and decides it on what is known. Returns it if it can never be decided.
     pub(super) fn add(&mut self, part: BatchPart, known: &mut KnownValues) -> Option<BatchPart> {
-        let entries = self.counters.entries_of(&part, known);
-        let entry = |number: &usize| &self.counters.entries[*number];
+        let entries = self.entries_of(&part, known);
+        let entry = |number: &usize| &self.entries[*number];
         if entries.iter().any(|number| entry(number).known.as_ref().is_some_and(|known| known.is_foreign)) {
             self.defer_reads(&entries);
             return Some(part);
         }
-        let Instants { local, server } = self.counters.instants;
+        let Instants { local, server } = self.instants;
         let is_claimed =
             entries.iter().any(|number| entry(number).is_claimed(self.claim.replica, server.now));
         let is_unread = entries.iter().any(|number| entry(number).is_read)
@@ -117,7 +112,7 @@ impl StoreBatch {
             return None;
         }
         let group = self.join(&entries);
-        let outcomes = self.counters.decide(&part);
+        let outcomes = self.decide(&part);
         let group = &mut self.groups[group];
         group.conflicts = group.conflicts.max(part.conflicts);
         group.parts.push((part, outcomes));
@@ -127,7 +122,7 @@ impl StoreBatch {
     /// Requests the values of those entries that are unknown or claimed, if no decided part uses them.
     fn defer_reads(&mut self, entries: &[usize]) {
         for entry in entries {
-            let entry = &mut self.counters.entries[*entry];
+            let entry = &mut self.entries[*entry];
             let is_unknown =
                 entry.known.as_ref().is_none_or(|known| known.claim.is_some() || known.is_foreign);
             if entry.group.is_none() && is_unknown {
@@ -138,20 +133,20 @@ impl StoreBatch {
 
     /// Puts the entries into one group.
     fn join(&mut self, entries: &[usize]) -> usize {
-        let joined = entries.iter().filter_map(|entry| self.counters.entries[*entry].group).min();
+        let joined = entries.iter().filter_map(|entry| self.entries[*entry].group).min();
         let joined = joined.unwrap_or_else(|| {
             self.groups.push(PartGroup::default());
             self.groups.len() - 1
         });
         for entry in entries {
-            match self.counters.entries[*entry].group {
+            match self.entries[*entry].group {
                 None => {
-                    self.counters.entries[*entry].group = Some(joined);
+                    self.entries[*entry].group = Some(joined);
                     self.groups[joined].entries.push(*entry);
                 }
                 Some(group) if group != joined => {
                     let PartGroup { entries, parts, conflicts } = std::mem::take(&mut self.groups[group]);
-                    entries.iter().for_each(|moved| self.counters.entries[*moved].group = Some(joined));
+                    entries.iter().for_each(|moved| self.entries[*moved].group = Some(joined));
                     let into = &mut self.groups[joined];
                     into.entries.extend(entries);
                     into.parts.extend(parts);
@@ -166,15 +161,15 @@ impl StoreBatch {
     /// The groups to compare and set, in the order in which [`StoreBatch::settle`] takes their replies. `name` is the
     /// name of a key in the store.
     pub(super) fn groups(&mut self, name: impl Fn(Key) -> Vec<u8>) -> Vec<KeyGroup<'_>> {
-        self.counters.encode();
+        let now = self.instants.server.now;
+        self.entries.iter_mut().for_each(|entry| entry.new = entry.new_value(now));
         // Joined groups are empty. Entries that no decided part uses are read, each in a group without parts.
         self.groups.retain(|group| !group.entries.is_empty());
-        let unused =
-            (0..self.counters.entries.len()).filter(|entry| self.counters.entries[*entry].group.is_none());
+        let unused = (0..self.entries.len()).filter(|entry| self.entries[*entry].group.is_none());
         let read = |entry| PartGroup { entries: smallvec![entry], ..PartGroup::default() };
         self.groups.extend(unused.map(read));
         let change = |entry: &usize| {
-            let BatchCounter { key, known, new, .. } = &self.counters.entries[*entry];
+            let BatchCounter { key, known, new, .. } = &self.entries[*entry];
             let expected = known.as_ref().map_or(&[][..], |known| &known.bytes);
             let new = new.as_ref().map(|(value, expiry)| (&**value, *expiry));
             ValueChange { key: name(*key), expected, new }
@@ -194,36 +189,39 @@ impl StoreBatch {
         replies: Vec<KeyGroupReply>,
         known: &mut KnownValues,
         arrived: Timestamp,
+        counts: &SharedStoreCounters,
     ) -> SettledBatch {
         let mut settled = SettledBatch::default();
-        let mut stats = BatchStats::default();
         let mut replies = replies.into_iter();
         for PartGroup { entries, parts, .. } in self.groups {
             match replies.next() {
                 Some(KeyGroupReply::Applied) => {
                     for entry in entries {
-                        stats.expired += self.counters.entries[entry].state.expired;
-                        stats.ids_forgotten += self.counters.entries[entry].state.ids_forgotten;
-                        stats.penalties += self.counters.entries[entry].state.penalties;
-                        let now_known = self.counters.entries[entry].applied(arrived);
-                        stats.forgotten.extend(known.insert(self.counters.entries[entry].key, now_known));
+                        let entry = &mut self.entries[entry];
+                        let EntryState { expired, ids_forgotten, penalties, .. } = &entry.state;
+                        counts.holds_released.add(expired.released as u64);
+                        counts.holds_charged.add(expired.charged as u64);
+                        counts.ids_forgotten.add(*ids_forgotten as u64);
+                        counts.penalties.add(*penalties);
+                        let now_known = entry.applied(arrived);
+                        settled.forgotten.extend(known.insert(entry.key, now_known));
                     }
                     settled.decided.extend(parts);
                 }
                 Some(KeyGroupReply::Differs(values)) => {
                     let mut was_guess = true;
                     for (entry, value) in entries.into_iter().zip(values) {
-                        let BatchCounter { key, known: expected, .. } = &mut self.counters.entries[entry];
+                        let BatchCounter { key, known: expected, .. } = &mut self.entries[entry];
                         if let Some(expected) = expected
                             && expected.bytes != value
                             && !parts.is_empty()
                         {
                             was_guess = false;
-                            stats.lost += u64::from(value.is_empty());
+                            counts.lost.add(value.is_empty().into());
                         }
-                        stats.forgotten.extend(known.insert(*key, Known::read(value, arrived)));
+                        settled.forgotten.extend(known.insert(*key, Known::read(value, arrived)));
                     }
-                    stats.conflicts += u64::from(!was_guess);
+                    counts.conflicts.add((!was_guess).into());
                     settled.again.extend(parts.into_iter().map(|(part, _)| BatchPart {
                         conflicts: part.conflicts + u32::from(!was_guess),
                         ..part
@@ -234,7 +232,7 @@ impl StoreBatch {
             }
         }
         settled.again.append(&mut self.deferred);
-        SettledBatch { stats, ..settled }
+        settled
     }
 }
 
@@ -246,52 +244,37 @@ const EXPIRY_MAX: u64 = 100 * 366 * 86_400_000;
 /// The time for which a value that the store has sent is not assumed to have expired.
 const FRESH_FOR: Duration = Duration::from_millis(100);
 
-/// The counters of a batch, each once.
-#[derive(Debug)]
-pub(super) struct BatchCounters {
-    pub(super) instants: Instants,
-    pub(super) entries: Vec<BatchCounter>,
-    index: FxHashMap<Key, usize>,
-    /// The bytes of the values that were known.
-    pub(super) known_bytes: usize,
-}
-
 /// A counter of the batch.
 #[derive(Debug)]
-pub(super) struct BatchCounter {
-    pub(super) key: Key,
+struct BatchCounter {
+    key: Key,
     /// `None` if nothing is known: the counter is assumed to be fresh.
-    pub(super) known: Option<Known>,
-    pub(super) state: EntryState,
+    known: Option<Known>,
+    state: EntryState,
     /// The value to set and its expiry in milliseconds.
-    pub(super) new: Option<(Vec<u8>, u64)>,
+    new: Option<(Vec<u8>, u64)>,
     /// The group of the parts that use it; `None` if no decided part does.
-    pub(super) group: Option<usize>,
+    group: Option<usize>,
     /// Only its value is requested.
-    pub(super) is_read: bool,
+    is_read: bool,
 }
 
 /// What the parts so far make of a counter.
 #[derive(Clone, Debug, Default)]
-pub(super) struct EntryState {
+struct EntryState {
     counter: HeldCounter,
     is_changed: bool,
     /// Holds that have expired.
-    pub(super) expired: Expired,
+    expired: Expired,
     /// Ids that were forgotten because there were too many.
-    pub(super) ids_forgotten: usize,
+    ids_forgotten: usize,
     /// Penalties that began.
-    pub(super) penalties: u64,
+    penalties: u64,
 }
 
-impl BatchCounters {
-    /// No counters yet.
-    pub(super) fn new(instants: Instants) -> Self {
-        Self { instants, entries: Vec::new(), index: FxHashMap::default(), known_bytes: 0 }
-    }
-
+impl StoreBatch {
     /// The numbers of a part's counters, each once.
-    pub(super) fn entries_of(&mut self, part: &BatchPart, known: &mut KnownValues) -> SmallVec<[usize; 2]> {
+    fn entries_of(&mut self, part: &BatchPart, known: &mut KnownValues) -> SmallVec<[usize; 2]> {
         let mut found = SmallVec::new();
         for CounterCheck { key, .. } in &part.checks {
             let entry = *self.index.entry(*key).or_insert_with(|| {
@@ -308,7 +291,7 @@ impl BatchCounters {
     }
 
     /// Decides a part on what is known.
-    pub(super) fn decide(&mut self, part: &BatchPart) -> PartOutcomes {
+    fn decide(&mut self, part: &BatchPart) -> PartOutcomes {
         match &part.mode {
             SubmissionMode::Call(refusal) => self.decide_call(part, refusal),
             SubmissionMode::DryRun(refusal) => {
@@ -413,12 +396,6 @@ impl BatchCounters {
         state.expired += expired;
         state
     }
-
-    /// Computes the new values.
-    pub(super) fn encode(&mut self) {
-        let now = self.instants.server.now;
-        self.entries.iter_mut().for_each(|entry| entry.new = entry.new_value(now));
-    }
 }
 
 impl BatchCounter {
@@ -429,7 +406,7 @@ impl BatchCounter {
     }
 
     /// Whether a replica other than `replica` has claimed it.
-    pub(super) fn is_claimed(&self, replica: u64, now: Timestamp) -> bool {
+    fn is_claimed(&self, replica: u64, now: Timestamp) -> bool {
         let claim = self.known.as_ref().and_then(|known| known.claim);
         claim.is_some_and(|claim| claim.replica != replica && now < claim.until)
     }
@@ -449,7 +426,7 @@ impl BatchCounter {
     }
 
     /// What is known after the script has found and set what it was to.
-    pub(super) fn applied(&mut self, arrived: Timestamp) -> Known {
+    fn applied(&mut self, arrived: Timestamp) -> Known {
         match (self.new.take(), self.known.take()) {
             (Some((bytes, _)), _) if bytes.is_empty() => Known::read(bytes, arrived),
             (Some((bytes, _)), _) => Known {

@@ -10,6 +10,7 @@ use tollgate_counter::{
     time::{Clock, Stopwatch, Timestamp},
 };
 use tollgate_remote::lock;
+use tollgate_store::Lead;
 
 /// The offset is the largest of this span and the one before, so that a local clock that runs too fast does not carry
 /// the estimate away.
@@ -75,7 +76,8 @@ impl Clocks {
 struct ServerClock {
     spans: Option<OffsetSpans>,
     shown: Timestamp,
-    given_up: Option<GivenUp>,
+    /// Until the clock shows its end again, counters may be ahead of it.
+    given_up: Option<Lead>,
 }
 
 /// The largest offsets of the current span and the one before.
@@ -84,13 +86,6 @@ struct OffsetSpans {
     began: Timestamp,
     current: i128,
     previous: i128,
-}
-
-/// A lead that was given up. Until the clock shows `until` again, counters may be ahead of it.
-#[derive(Clone, Copy, Debug)]
-struct GivenUp {
-    at: Timestamp,
-    until: Timestamp,
 }
 
 impl ServerClock {
@@ -111,7 +106,7 @@ impl ServerClock {
         let estimate = Timestamp::from_nanos(u64::try_from(nanos.max(0)).unwrap_or(u64::MAX));
         if self.shown.since(estimate) > LEAD_MAX {
             let until = self.given_up.map_or(self.shown, |given_up| given_up.until.max(self.shown));
-            self.given_up = Some(GivenUp { at: estimate, until });
+            self.given_up = Some(Lead { at: estimate, until });
             self.shown = estimate;
         }
         self.shown = self.shown.max(estimate);

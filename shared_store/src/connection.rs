@@ -7,7 +7,11 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use redis::{
     AsyncConnectionConfig, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind,
     IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo, RedisError, RedisResult, ServerErrorKind,
-    TlsCertificates, Value, cluster::ClusterClientBuilder, cluster_async::ClusterConnection, cmd,
+    TlsCertificates, Value,
+    cluster::ClusterClientBuilder,
+    cluster_async::ClusterConnection,
+    cluster_routing::{RoutingInfo, SingleNodeRoutingInfo},
+    cmd,
 };
 use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsConnector;
@@ -24,6 +28,9 @@ use crate::{
 const CLUSTER_RETRIES: u32 = 3;
 /// The largest file of certificates, in bytes. A bundle of every public authority has a third of it.
 const CERTIFICATES_BYTES_MAX: u64 = 1024 * 1024;
+
+/// The server of a cluster that receives a command; `None` for that of its keys.
+pub(super) type CommandReceiver = Option<SingleNodeRoutingInfo>;
 
 /// A connection to the store. Clones share it.
 #[derive(Clone)]
@@ -102,25 +109,27 @@ impl StoreConnection {
     /// name and the script.
     pub(super) async fn call(
         &mut self,
+        to: &CommandReceiver,
         (hash, source): (&str, &str),
         call: impl Fn(&str, &str) -> Cmd,
     ) -> RedisResult<Value> {
-        match self.send(&call("EVALSHA", hash)).await {
-            Err(error) if Self::is_unknown_script(&error) => self.send(&call("EVAL", source)).await,
+        match self.send(to, call("EVALSHA", hash)).await {
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                self.send(to, call("EVAL", source)).await
+            }
             other => other,
         }
     }
 
-    /// Whether the server does not know the script of a hash.
-    pub(super) fn is_unknown_script(error: &RedisError) -> bool {
-        error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
-    }
-
     /// Sends a command.
-    pub(super) async fn send(&mut self, cmd: &Cmd) -> RedisResult<Value> {
-        match self {
-            Self::Server(connection) => cmd.query_async(connection).await,
-            Self::Cluster(connection) => cmd.query_async(connection).await,
+    pub(super) async fn send(&mut self, to: &CommandReceiver, cmd: Cmd) -> RedisResult<Value> {
+        match (self, to) {
+            (Self::Server(connection), _) => cmd.query_async(connection).await,
+            (Self::Cluster(connection), None) => cmd.query_async(connection).await,
+            (Self::Cluster(connection), Some(node)) => {
+                let to = RoutingInfo::SingleNode(node.clone());
+                connection.route_command(cmd, to).await?.extract_error()
+            }
         }
     }
 }

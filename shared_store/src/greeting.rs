@@ -4,26 +4,23 @@
 use std::{
     sync::{
         Arc, LazyLock,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use redis::{Cmd, RedisResult, Value};
 use tokio::sync::{SetOnce, watch::Receiver};
-use tollgate_counter::{descriptor::Secret, lock::Lock, resilience::Backoff, time::Timestamp};
-use tollgate_remote::LocalShare;
+use tollgate_counter::{descriptor::Secret, resilience::Backoff, time::Timestamp};
 use tollgate_rules::ActiveRules;
 use tracing::warn;
 
 use crate::{
-    clocks::Clocks,
-    connection::{Link, StoreConnection},
+    StoreParts,
+    connection::StoreConnection,
     failure::{BatchFailure, unexpected, within},
-    lanes::Lanes,
     script,
-    settings::{Passwords, SharedStoreSettings},
-    stats::SharedStoreCounters,
+    settings::Passwords,
 };
 
 /// How often a replica greets the store.
@@ -48,21 +45,17 @@ return {tonumber(time[1]), tonumber(time[2]), redis.call('GET', KEYS[1]), redis.
 
 static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Script::new(SOURCE));
 
-/// Greets the store, and learns its secret.
+/// What a replica tells the store of itself, and what it has learnt.
 #[derive(Debug)]
 pub(super) struct Greeter {
-    settings: Arc<SharedStoreSettings>,
     /// This replica.
-    replica: u64,
-    clocks: Clocks,
+    pub(super) replica: u64,
     /// They have the secret of the keys.
-    active_rules: Arc<ActiveRules>,
+    pub(super) active_rules: Arc<ActiveRules>,
     /// The replicas that use the store, as it last said.
-    replicas: AtomicU32,
+    pub(super) replicas: AtomicU32,
     /// Set once the secret is that of the store.
-    learnt: SetOnce<()>,
-    counts: Arc<SharedStoreCounters>,
-    local_share: Arc<Lock<LocalShare>>,
+    pub(super) learnt: SetOnce<()>,
 }
 
 /// What the store says.
@@ -78,37 +71,10 @@ struct Greeting {
     is_created: bool,
 }
 
-impl Greeter {
-    pub(super) fn new(
-        settings: Arc<SharedStoreSettings>,
-        replica: u64,
-        clocks: Clocks,
-        active_rules: Arc<ActiveRules>,
-        counts: Arc<SharedStoreCounters>,
-        local_share: Arc<Lock<LocalShare>>,
-    ) -> Self {
-        let replicas = AtomicU32::new(1);
-        let learnt = SetOnce::new();
-        Self { settings, replica, clocks, active_rules, replicas, learnt, counts, local_share }
-    }
-
-    /// The replicas that use the store, as it last said.
-    pub(super) fn replicas(&self) -> u32 {
-        self.replicas.load(Relaxed)
-    }
-
-    /// Whether this replica has learnt the secret of the store.
-    pub(super) fn has_secret(&self) -> bool {
-        self.learnt.initialized()
-    }
-
-    /// Waits until this replica has learnt the secret of the store.
-    pub(super) async fn until_known(&self) {
-        self.learnt.wait().await;
-    }
-
-    /// Greets the store over `link` until it is cancelled.
-    pub(super) async fn keep_greeting(&self, link: &Link) {
+impl StoreParts {
+    /// Greets the store until it is cancelled.
+    pub(super) async fn keep_greeting(&self) {
+        let link = &self.lanes.links[0];
         loop {
             tokio::time::sleep(INTERVAL).await;
             let Some((connection, number)) = link.connection(self.settings.timeout).await else { continue };
@@ -121,33 +87,34 @@ impl Greeter {
 
     /// Greets the store: learns its secret, its time and the number of replicas.
     pub(super) async fn greet(&self, mut connection: StoreConnection) -> RedisResult<()> {
-        let secret = self.active_rules.secret();
-        let call = |command: &str, script: &str| self.call(command, script, &secret);
-        let value = connection.call((SCRIPT.get_hash(), SOURCE), call).await?;
+        let Greeter { active_rules, replicas, learnt, .. } = &self.greeter;
+        let secret = active_rules.secret();
+        let call = |command: &str, script: &str| self.greeting(command, script, &secret);
+        let value = connection.call(&None, (SCRIPT.get_hash(), SOURCE), call).await?;
         let greeting = read(&value).ok_or_else(unexpected)?;
         self.clocks.observe(greeting.time, self.clocks.local());
-        self.replicas.store(greeting.replicas.max(1), Relaxed);
-        let had_secret = self.has_secret();
+        replicas.store(greeting.replicas.max(1), Relaxed);
+        let had_secret = learnt.initialized();
         if greeting.secret != secret {
             if had_secret {
                 warn!("the shared store has another secret: it lost its data, and all counters begin anew");
             }
             // Keys were hashed with another secret until now.
             self.local_share.lock().clear();
-            self.active_rules.set_secret(greeting.secret);
+            active_rules.set_secret(greeting.secret);
         } else if greeting.is_created && had_secret {
             self.counts.lost.increase();
             warn!("the shared store has lost its secret, and probably counters; the secret was stored again");
         }
         // It is set already, except the first time.
-        let _ = self.learnt.set(());
+        let _ = learnt.set(());
         Ok(())
     }
 
     /// The command that greets the store: `secret` is created if it has none.
-    fn call(&self, command: &str, script: &str, secret: &Secret) -> Cmd {
+    fn greeting(&self, command: &str, script: &str, secret: &Secret) -> Cmd {
         let prefix = &self.settings.prefix;
-        let replica = self.replica;
+        let replica = self.greeter.replica;
         let mut cmd = Cmd::new();
         // In a cluster both keys are on one server, because of the braces.
         cmd.arg(command).arg(script).arg(2);
@@ -175,30 +142,28 @@ fn read(value: &Value) -> Option<Greeting> {
 /// The delays between attempts to subscribe.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 
-/// Receives announcements until it is cancelled. `are_received` says whether a connection for them is open.
-pub(super) async fn receive_announcements(
-    are_received: &AtomicBool,
-    settings: &SharedStoreSettings,
-    lanes: &Lanes,
-    passwords: Receiver<Passwords>,
-) {
-    let channel = settings.channel();
-    let mut backoff = BACKOFF;
-    loop {
-        let login = passwords.borrow().clone();
-        let subscribed = StoreConnection::subscribe(settings, &login, channel.as_bytes()).await;
-        if let Ok(mut subscription) = subscribed {
-            backoff.reset();
-            // What was announced before is not known.
-            lanes.forget_all();
-            are_received.store(true, Relaxed);
-            while let Some(announcement) = subscription.next().await {
-                if let Some(key) = settings.key_of(&announcement) {
-                    lanes.forget(key);
+impl StoreParts {
+    /// Receives announcements until it is cancelled.
+    pub(super) async fn receive_announcements(&self, passwords: Receiver<Passwords>) {
+        let Self { settings, lanes, announcements_are_received: are_received, .. } = self;
+        let channel = settings.channel();
+        let mut backoff = BACKOFF;
+        loop {
+            let login = passwords.borrow().clone();
+            let subscribed = StoreConnection::subscribe(settings, &login, channel.as_bytes()).await;
+            if let Ok(mut subscription) = subscribed {
+                backoff.reset();
+                // What was announced before is not known.
+                lanes.forget_all();
+                are_received.store(true, Relaxed);
+                while let Some(announcement) = subscription.next().await {
+                    if let Some(key) = settings.key_of(&announcement) {
+                        lanes.forget(key);
+                    }
                 }
+                are_received.store(false, Relaxed);
             }
-            are_received.store(false, Relaxed);
+            tokio::time::sleep(backoff.next_delay(rand::random())).await;
         }
-        tokio::time::sleep(backoff.next_delay(rand::random())).await;
     }
 }

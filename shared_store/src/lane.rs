@@ -3,6 +3,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
+use rustc_hash::FxHashMap;
 use tollgate_counter::{
     algorithm::{Admission, Decision, Operation},
     descriptor::Key,
@@ -12,11 +13,12 @@ use tollgate_counter::{
 use tollgate_store::{Check, OperationOutcome, OwnTerms};
 
 use crate::{
-    batch::{BatchPart, BatchStats, PartOutcomes, SettledBatch, StoreBatch},
+    batch::{BatchPart, PartOutcomes, SettledBatch, StoreBatch},
     clocks::Instants,
     failure::BatchFailure,
     script::{ClaimTerms, KeyGroupReply},
-    value::KnownValues,
+    stats::SharedStoreCounters,
+    value::{Known, KnownValues},
 };
 
 /// A counter is refused without a request to the store for this long after its last answer.
@@ -171,26 +173,27 @@ impl Lane {
         }
     }
 
-    /// Takes the replies to a batch, or the failure without any, at the local instant `arrived`.
+    /// Takes the replies to a batch, or the failure without any, at the local instant `arrived`. Returns forgotten values,
+    /// to be dropped without a lock.
     pub(super) fn complete(
         &mut self,
         batch: StoreBatch,
         replies: Result<Vec<KeyGroupReply>, BatchFailure>,
         sent: Timestamp,
         arrived: Timestamp,
+        counts: &SharedStoreCounters,
         answers: &mut LaneAnswers,
-    ) -> BatchStats {
+    ) -> Vec<FxHashMap<Key, Known>> {
         self.round_trip = arrived.since(sent);
         let mut may_resend = false;
-        let mut has_opened = false;
         match replies {
             Ok(_) => self.breaker.on_success(),
             // The next connection shows whether the store is gone.
             Err(BatchFailure { may_resend: true, .. }) => may_resend = true,
-            Err(_) => has_opened = self.breaker.on_failure(arrived),
+            Err(_) => counts.breaker_openings.add(self.breaker.on_failure(arrived).into()),
         }
-        let SettledBatch { decided, again, failed, stats } =
-            batch.settle(replies.unwrap_or_default(), &mut self.known, arrived);
+        let SettledBatch { decided, again, failed, forgotten } =
+            batch.settle(replies.unwrap_or_default(), &mut self.known, arrived, counts);
         answers.extend(decided.into_iter().map(|(part, outcomes)| (part, Some(outcomes))));
         let (resent, failed): (Vec<BatchPart>, Vec<BatchPart>) =
             failed.into_iter().partition(|part| may_resend && !part.was_lost);
@@ -199,7 +202,7 @@ impl Lane {
         for part in again.into_iter().chain(resent).rev() {
             self.waiting.push_front(part);
         }
-        BatchStats { has_opened, ..stats }
+        forgotten
     }
 
     /// Fails all parts that wait, because the store cannot be reached. The driver ends.

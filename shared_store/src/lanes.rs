@@ -14,18 +14,18 @@ use smallvec::SmallVec;
 use tokio::sync::{Semaphore, oneshot};
 use tollgate_counter::{
     descriptor::Key,
-    lock::Lock,
     metrics::Histogram,
     resilience::BreakerState,
     time::{Stopwatch, Timestamp},
 };
 use tollgate_remote::{
-    Admitted, CounterCheck, CounterChecks, LATE_MAX, LocalShare, MEMORY_DIVISOR, SubmissionMode, lock,
+    Admitted, CounterCheck, CounterChecks, LATE_MAX, MEMORY_DIVISOR, SubmissionMode, lock,
 };
 use tollgate_store::{Check, CounterOperation, HoldOutcome, OperationOutcome};
 
 use crate::{
-    batch::{BatchPart, BatchStats, PartOutcomes, StoreBatch},
+    StoreParts,
+    batch::{BatchPart, PartOutcomes, StoreBatch},
     clocks::Clocks,
     connection::{Link, StoreConnection},
     failure::{BatchFailure, LastFailure, unexpected, within},
@@ -44,6 +44,8 @@ pub(super) struct Lanes {
     each: Box<[Mutex<Lane>]>,
     pub(super) links: Box<[Link]>,
     pub(super) last_failure: LastFailure,
+    /// The withdrawals that may still be opened.
+    withdrawals: Arc<Semaphore>,
     pub(super) round_trips: Histogram,
 }
 
@@ -62,6 +64,7 @@ impl Lanes {
             each: (0..settings.lanes()).map(lane).collect(),
             links: (0..settings.connections).map(|_| Link::new()).collect(),
             last_failure: LastFailure::default(),
+            withdrawals: Arc::new(Semaphore::new(WITHDRAWALS_MAX)),
             round_trips: Histogram::new(&ROUND_TRIP_BOUNDS),
             settings,
             clocks,
@@ -218,15 +221,7 @@ impl Lanes {
         self.counts.batches.increase();
         self.round_trips.record(arrived.since(sent));
         let mut answers = LaneAnswers::new();
-        let stats = lock(lane).complete(batch, replies, sent, arrived, &mut answers);
-        let BatchStats { conflicts, lost, expired, ids_forgotten, penalties, has_opened, forgotten } = stats;
-        self.counts.holds_released.add(expired.released as u64);
-        self.counts.holds_charged.add(expired.charged as u64);
-        self.counts.ids_forgotten.add(ids_forgotten as u64);
-        self.counts.penalties.add(penalties);
-        self.counts.conflicts.add(conflicts);
-        self.counts.lost.add(lost);
-        self.counts.breaker_openings.add(has_opened.into());
+        let forgotten = lock(lane).complete(batch, replies, sent, arrived, &self.counts, &mut answers);
         self.counts.checks.add(answers.iter().map(|(part, _)| part.checks.len() as u64).sum());
         self.answer(answers);
         drop(forgotten);
@@ -240,7 +235,7 @@ impl Lanes {
     ) -> RedisResult<script::ScriptReply> {
         let channel = self.settings.channel();
         let call = |command: &str, script: &str| script::call(command, script, groups, &channel);
-        let answer = connection.call((SCRIPT.get_hash(), SOURCE), call);
+        let answer = connection.call(&None, (SCRIPT.get_hash(), SOURCE), call);
         let value = within(self.settings.timeout, answer).await?;
         script::read(value, groups.len()).ok_or_else(unexpected)
     }
@@ -333,64 +328,62 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// Counters that are charged at once, so that callers need not wait for all.
 const KEYS_AT_ONCE: usize = 256;
 
-/// Charges what was admitted, until it is cancelled.
-pub(super) async fn charge_admitted(local_share: &Lock<LocalShare>, lanes: &Arc<Lanes>, clocks: &Clocks) {
-    loop {
-        tokio::time::sleep(INTERVAL).await;
-        let keys: Vec<Key> = local_share.lock().admitted_keys().collect();
-        for keys in keys.chunks(KEYS_AT_ONCE) {
-            let charges = keys.iter().map(|key| charge(*key, local_share, lanes, clocks));
-            if !join_all(charges).await.contains(&true) {
-                break;
+impl StoreParts {
+    /// Charges what was admitted, until it is cancelled.
+    pub(super) async fn charge_admitted(&self) {
+        loop {
+            tokio::time::sleep(INTERVAL).await;
+            let keys: Vec<Key> = self.local_share.lock().admitted_keys().collect();
+            for keys in keys.chunks(KEYS_AT_ONCE) {
+                if !join_all(keys.iter().map(|key| self.charge(*key))).await.contains(&true) {
+                    break;
+                }
             }
         }
     }
-}
 
-/// Charges what was admitted of one key. Returns whether the store took it. If only the answer is lost, it is charged
-/// twice.
-async fn charge(key: Key, local_share: &Lock<LocalShare>, lanes: &Arc<Lanes>, clocks: &Clocks) -> bool {
-    let Some(Admitted { limit, counter }) = local_share.lock().take_admitted(key) else { return true };
-    let operation = CounterOperation::Absorb(counter.clone());
-    let checks = CounterChecks::from_iter([CounterCheck::by_counter(key, limit.clone(), operation)]);
-    // The lane answers every part, so there is no other bound on the wait.
-    if lanes.apply(BatchPart::new(checks, SubmissionMode::Each, Timestamp::MAX, None)).await.is_some() {
-        return true;
+    /// Charges what was admitted of one key. Returns whether the store took it. If only the answer is lost, it is charged
+    /// twice.
+    async fn charge(&self, key: Key) -> bool {
+        let Some(Admitted { limit, counter }) = self.local_share.lock().take_admitted(key) else {
+            return true;
+        };
+        let operation = CounterOperation::Absorb(counter.clone());
+        let checks = CounterChecks::from_iter([CounterCheck::by_counter(key, limit.clone(), operation)]);
+        // The lane answers every part, so there is no other bound on the wait.
+        let part = BatchPart::new(checks, SubmissionMode::Each, Timestamp::MAX, None);
+        if self.lanes.apply(part).await.is_some() {
+            return true;
+        }
+        self.local_share.lock().put_back(key, Admitted { limit, counter }, self.clocks.degraded());
+        false
     }
-    local_share.lock().put_back(key, Admitted { limit, counter }, clocks.degraded());
-    false
 }
 
-/// How often it is repeated.
+/// How often a withdrawal is repeated.
 const WITHDRAWAL_INTERVAL: Duration = Duration::from_millis(250);
 /// The most withdrawals that are open. The expiry ends what others would take back.
-pub(super) const WITHDRAWALS_MAX: usize = 1_024;
+const WITHDRAWALS_MAX: usize = 1_024;
 
-/// Starts a withdrawal, unless no other `may_open`. Each attempt waits for `timeout`.
-pub(super) fn start_withdrawal(
-    may_open: &Arc<Semaphore>,
-    checks: CounterChecks,
-    timeout: Duration,
-    lanes: Arc<Lanes>,
-) {
-    if let Ok(permit) = may_open.clone().try_acquire_owned() {
+impl Lanes {
+    /// Withdraws holds in the background until the store has answered, unless too many withdrawals are open.
+    pub(super) fn withdraw(self: &Arc<Self>, mut left: CounterChecks) {
+        let Ok(permit) = self.withdrawals.clone().try_acquire_owned() else { return };
+        let lanes = self.clone();
         tokio::spawn(async move {
-            withdraw(checks, timeout, &lanes).await;
+            let started = Stopwatch::start();
+            // After that the expiry ends what is held.
+            while started.elapsed() < LATE_MAX {
+                let deadline = lanes.deadline(lanes.settings.timeout);
+                let part = BatchPart::new(left.clone(), SubmissionMode::Each, deadline, None);
+                let mut outcomes = lanes.apply_by_lane(part).await.into_iter();
+                left.retain(|_| outcomes.next().flatten().is_none());
+                if left.is_empty() {
+                    break;
+                }
+                tokio::time::sleep(WITHDRAWAL_INTERVAL).await;
+            }
             drop(permit);
         });
-    }
-}
-
-async fn withdraw(mut left: CounterChecks, timeout: Duration, lanes: &Arc<Lanes>) {
-    let started = Stopwatch::start();
-    // After that the expiry ends what is held.
-    while started.elapsed() < LATE_MAX {
-        let part = BatchPart::new(left.clone(), SubmissionMode::Each, lanes.deadline(timeout), None);
-        let mut outcomes = lanes.apply_by_lane(part).await.into_iter();
-        left.retain(|_| outcomes.next().flatten().is_none());
-        if left.is_empty() {
-            return;
-        }
-        tokio::time::sleep(WITHDRAWAL_INTERVAL).await;
     }
 }

@@ -7,13 +7,13 @@
 use std::{
     sync::{
         Arc, MutexGuard,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use tokio::{
-    sync::{Semaphore, watch},
+    sync::{SetOnce, watch},
     task::JoinSet,
 };
 use tollgate_counter::{lock::Lock, time::Clock};
@@ -47,8 +47,8 @@ pub use values::{StoredValue, StoredValues};
 use batch::BatchPart;
 use clocks::Clocks;
 use connection::Link;
-use greeting::{Greeter, receive_announcements};
-use lanes::{Lanes, WITHDRAWALS_MAX, start_withdrawal};
+use greeting::Greeter;
+use lanes::Lanes;
 
 /// The shared store. Clones share it.
 #[derive(Clone, Debug)]
@@ -64,9 +64,7 @@ struct StoreParts {
     greeter: Greeter,
     /// Whether announcements are received. Otherwise no refusal is decided without the store.
     announcements_are_received: AtomicBool,
-    local_share: Arc<Lock<LocalShare>>,
-    /// The withdrawals that may still be opened.
-    withdrawals: Arc<Semaphore>,
+    local_share: Lock<LocalShare>,
 }
 
 /// The state of the store as this replica sees it.
@@ -111,20 +109,11 @@ impl SharedStore {
         let counts = Arc::<SharedStoreCounters>::default();
         let replica = rand::random();
         let local_share = LocalShare::new(settings.memory_limit, settings.on_full);
-        let local_share = Arc::new(Lock::new(local_share));
         Self(Arc::new(StoreParts {
             lanes: Arc::new(Lanes::new(settings.clone(), clocks.clone(), counts.clone(), replica)),
-            greeter: Greeter::new(
-                settings.clone(),
-                replica,
-                clocks.clone(),
-                active_rules,
-                counts.clone(),
-                local_share.clone(),
-            ),
+            greeter: Greeter { replica, active_rules, replicas: AtomicU32::new(1), learnt: SetOnce::new() },
             announcements_are_received: AtomicBool::default(),
-            local_share,
-            withdrawals: Arc::new(Semaphore::new(WITHDRAWALS_MAX)),
+            local_share: Lock::new(local_share),
             settings,
             clocks,
             counts,
@@ -139,21 +128,14 @@ impl SharedStore {
             let link = link.clone();
             let passwords = passwords.clone();
             tasks.spawn(async move {
-                let greet = |connection| store.greeter.greet(connection);
+                let greet = |connection| store.greet(connection);
                 link.run(&store.settings, passwords, greet).await;
             });
         }
         let [greeting, hearing, charging] = [(); 3].map(|()| self.0.clone());
-        tasks.spawn(async move {
-            greeting.greeter.keep_greeting(&greeting.lanes.links[0]).await;
-        });
-        tasks.spawn(async move {
-            let StoreParts { announcements_are_received, settings, lanes, .. } = &*hearing;
-            receive_announcements(announcements_are_received, settings, lanes, passwords).await;
-        });
-        tasks.spawn(async move {
-            lanes::charge_admitted(&charging.local_share, &charging.lanes, &charging.clocks).await;
-        });
+        tasks.spawn(async move { greeting.keep_greeting().await });
+        tasks.spawn(async move { hearing.receive_announcements(passwords).await });
+        tasks.spawn(async move { charging.charge_admitted().await });
         while tasks.join_next().await.is_some() {}
     }
 
@@ -171,12 +153,12 @@ impl SharedStore {
 
     /// Whether this replica has learnt the secret of the store. Before that it must not be used.
     pub fn has_secret(&self) -> bool {
-        self.0.greeter.has_secret()
+        self.0.greeter.learnt.initialized()
     }
 
     /// Waits until this replica has learnt the secret of the store.
     pub async fn until_known(&self) {
-        self.0.greeter.until_known().await;
+        self.0.greeter.learnt.wait().await;
     }
 
     /// The statistics so far.
@@ -189,7 +171,7 @@ impl SharedStore {
         SharedStoreStats {
             counts: counts.clone(),
             is_ready: self.state() == SharedStoreState::Ready,
-            replicas: greeter.replicas(),
+            replicas: greeter.replicas.load(Relaxed),
             degraded,
             local_share_full,
             breakers_open: lanes.breakers_open(),
@@ -227,7 +209,7 @@ impl Submit for SharedStore {
             checks.into_iter().partition(is_withdrawal);
         self.0.lanes.take_back_late(others);
         if !withdrawals.is_empty() {
-            start_withdrawal(&self.0.withdrawals, withdrawals, self.budget_max(), self.0.lanes.clone());
+            self.0.lanes.withdraw(withdrawals);
         }
     }
 
@@ -236,7 +218,7 @@ impl Submit for SharedStore {
     }
 
     fn local_share_basis(&self) -> LocalShareBasis {
-        LocalShareBasis { replicas: self.0.greeter.replicas(), now: self.0.clocks.degraded() }
+        LocalShareBasis { replicas: self.0.greeter.replicas.load(Relaxed), now: self.0.clocks.degraded() }
     }
 
     fn refuse_known(&self, check: &Check<'_>) -> Option<RemoteOutcome> {

@@ -4,17 +4,14 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 use redis::{
     Cmd, ErrorKind, RedisError, RedisResult, Script, Value,
-    cluster_async::ClusterConnection,
-    cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr},
+    cluster_routing::{Route, SingleNodeRoutingInfo, SlotAddr},
     cmd,
 };
 use tollgate_counter::time::Timestamp;
 use tollgate_store::{OWN_LIMIT_TAG, OwnLimitPage, OwnLimitPosition, read_own_limit};
 use tracing::warn;
 
-use crate::{
-    StoreParts, connection::StoreConnection, failure::within, node::ServerConnection, value::VERSION,
-};
+use crate::{StoreParts, connection::StoreConnection, failure::within, value::VERSION};
 
 /// Takes a step of a scan, and returns the cursor after it and the limits of their own in the values that it finds. The
 /// arguments are the cursor, the pattern of names, about how many names are looked at, the version of values, and the tag
@@ -58,7 +55,9 @@ impl StoreParts {
         let (mut connection, _) = self.lanes.links[0].connection(self.settings.timeout).await?;
         let listed = within(self.settings.timeout, async {
             let step = self.step(cursor, most);
-            let found = connection.call_at(server, (SCRIPT.get_hash(), SOURCE), step).await?;
+            // The server that has this hash slot.
+            let to = SingleNodeRoutingInfo::SpecificNode(Route::new(server, SlotAddr::Master));
+            let found = connection.call(&Some(to), (SCRIPT.get_hash(), SOURCE), step).await?;
             let (cursor, records) = read(found).ok_or_else(unexpected)?;
             let next = match cursor {
                 0 => connection.server_after(server).await?.map(|server| (server, 0)),
@@ -87,29 +86,12 @@ impl StoreParts {
 }
 
 impl StoreConnection {
-    /// Calls a script at the server that has this hash slot.
-    async fn call_at(
-        &mut self,
-        slot: u16,
-        (hash, source): (&str, &str),
-        call: impl Fn(&str, &str) -> Cmd,
-    ) -> RedisResult<Value> {
-        let Self::Cluster(connection) = self else { return self.call((hash, source), call).await };
-        let server = SingleNodeRoutingInfo::SpecificNode(Route::new(slot, SlotAddr::Master));
-        match ask(connection, call("EVALSHA", hash), server.clone()).await {
-            Err(error) if Self::is_unknown_script(&error) => {
-                ask(connection, call("EVAL", source), server).await
-            }
-            other => other,
-        }
-    }
-
     /// The first hash slot of the server after that of `slot`, in the order of their first hash slots.
     async fn server_after(&mut self, slot: u16) -> RedisResult<Option<u16>> {
-        let Self::Cluster(connection) = self else { return Ok(None) };
+        let Self::Cluster(_) = self else { return Ok(None) };
         let mut slots = cmd("CLUSTER");
         slots.arg("SLOTS");
-        let answer = ask(connection, slots, SingleNodeRoutingInfo::RandomPrimary).await?;
+        let answer = self.send(&Some(SingleNodeRoutingInfo::RandomPrimary), slots).await?;
         let Value::Array(ranges) = answer else { return Err(unexpected()) };
         let mut firsts: BTreeMap<String, u16> = BTreeMap::new();
         for range in ranges {
@@ -119,15 +101,6 @@ impl StoreConnection {
         }
         Ok(firsts.into_values().filter(|first| slot < *first).min())
     }
-}
-
-/// The answer of one server of a cluster.
-async fn ask(
-    connection: &mut ClusterConnection<ServerConnection>,
-    command: Cmd,
-    server: SingleNodeRoutingInfo,
-) -> RedisResult<Value> {
-    connection.route_command(command, RoutingInfo::SingleNode(server)).await?.extract_error()
 }
 
 /// The start of a range of hash slots, and its master.

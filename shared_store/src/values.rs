@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use redis::{Cmd, RedisError, RedisResult, Value, cmd};
+use redis::{RedisError, RedisResult, Value, cmd};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
@@ -83,13 +83,9 @@ impl StoredValues {
 
 /// Reads a value, but no more than is allowed: a longer one is not sent. In a cluster each key has a command of its own.
 async fn get(mut connection: StoreConnection, key: &str) -> RedisResult<Value> {
-    connection.send(&range(key)).await
-}
-
-fn range(key: &str) -> Cmd {
     let mut range = cmd("GETRANGE");
     range.arg(key).arg(0).arg(STORED_VALUE_BYTES_MAX);
-    range
+    connection.send(&None, range).await
 }
 
 impl StoredValue {

@@ -20,16 +20,9 @@ pub enum Method {
     ShouldRateLimit,
     /// A method of `tollgate.v1` that decides several requests.
     Decide(Verb),
-    /// A method of `tollgate.v1` with one request.
-    Single(SingleMethod),
-}
-
-/// A method of `tollgate.v1` with one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SingleMethod {
-    /// A method for reservations.
+    /// A method of `tollgate.v1` for reservations.
     Hold(HoldVerb),
-    /// A method for operators.
+    /// A method of `tollgate.v1` for operators.
     Operator(OperatorVerb),
 }
 
@@ -138,7 +131,7 @@ impl ApiKind {
     pub const fn over_grpc(method: Method) -> Self {
         match method {
             Method::ShouldRateLimit => Self::Envoy,
-            Method::Decide(_) | Method::Single(_) => Self::TollgateV1,
+            Method::Decide(_) | Method::Hold(_) | Method::Operator(_) => Self::TollgateV1,
         }
     }
 
@@ -182,14 +175,14 @@ methods! {
     Decide(Verb::Check) "/tollgate.v1.RateLimiter/Check" "/v1/check";
     Decide(Verb::Peek) "/tollgate.v1.RateLimiter/Peek" "/v1/peek";
     Decide(Verb::Refund) "/tollgate.v1.RateLimiter/Refund" "/v1/refund";
-    Single(SingleMethod::Hold(HoldVerb::Reserve)) "/tollgate.v1.RateLimiter/Reserve" "/v1/reserve";
-    Single(SingleMethod::Hold(HoldVerb::Settle)) "/tollgate.v1.RateLimiter/Settle" "/v1/settle";
-    Single(SingleMethod::Hold(HoldVerb::Cancel)) "/tollgate.v1.RateLimiter/Cancel" "/v1/cancel";
-    Single(SingleMethod::Operator(OperatorVerb::Reset)) "/tollgate.v1.RateLimiter/Reset" "/v1/reset";
-    Single(SingleMethod::Operator(OperatorVerb::SetLimits)) "/tollgate.v1.RateLimiter/SetLimits" "/v1/limits/set";
-    Single(SingleMethod::Operator(OperatorVerb::GetLimits)) "/tollgate.v1.RateLimiter/GetLimits" "/v1/limits/get";
-    Single(SingleMethod::Operator(OperatorVerb::ClearLimits)) "/tollgate.v1.RateLimiter/ClearLimits" "/v1/limits/clear";
-    Single(SingleMethod::Operator(OperatorVerb::ListLimits)) "/tollgate.v1.RateLimiter/ListLimits" "/v1/limits/list";
+    Hold(HoldVerb::Reserve) "/tollgate.v1.RateLimiter/Reserve" "/v1/reserve";
+    Hold(HoldVerb::Settle) "/tollgate.v1.RateLimiter/Settle" "/v1/settle";
+    Hold(HoldVerb::Cancel) "/tollgate.v1.RateLimiter/Cancel" "/v1/cancel";
+    Operator(OperatorVerb::Reset) "/tollgate.v1.RateLimiter/Reset" "/v1/reset";
+    Operator(OperatorVerb::SetLimits) "/tollgate.v1.RateLimiter/SetLimits" "/v1/limits/set";
+    Operator(OperatorVerb::GetLimits) "/tollgate.v1.RateLimiter/GetLimits" "/v1/limits/get";
+    Operator(OperatorVerb::ClearLimits) "/tollgate.v1.RateLimiter/ClearLimits" "/v1/limits/clear";
+    Operator(OperatorVerb::ListLimits) "/tollgate.v1.RateLimiter/ListLimits" "/v1/limits/list";
 }
 
 impl Method {

@@ -3,7 +3,7 @@
 use tollgate_counter::{
     algorithm::Operation,
     descriptor::{self, Entry},
-    time::Timestamp,
+    time::{SECOND, Timestamp},
 };
 use tollgate_limiter::limiter::{Answer, Request};
 use tollgate_telemetry::{logs, sampler::Sampler};
@@ -11,7 +11,6 @@ use tracing::info;
 
 /// Maximum length of a logged descriptor, in bytes.
 const DESCRIPTOR_BYTES_MAX: usize = 256;
-const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// Logs a bounded number of denials per second.
 #[derive(Debug)]
@@ -28,7 +27,7 @@ impl DenialLog {
 
     /// Logs the denied descriptors of a request that was decided at `now`, within the bound.
     pub(super) fn log(&self, request: &Request<'_>, answer: &Answer<'_>, now: Timestamp) {
-        let second = now.as_nanos() / NANOS_PER_SECOND;
+        let second = now.as_nanos() / SECOND;
         let denied = request.descriptors().iter().zip(&answer.statuses).filter(|(_, status)| !status.passes);
         for (descriptor, status) in denied {
             let Some(left_out) = self.0.take(second) else { continue };

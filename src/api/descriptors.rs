@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 use tollgate_counter::{algorithm::Operation, descriptor::Entry};
-use tollgate_limiter::limiter::{self, Override, RequestBounds, TooLarge, UnknownUnit};
+use tollgate_limiter::limiter::{self, Override, RequestBounds, UnknownUnit};
 use tollgate_rules::Unit;
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields};
+
+use crate::api::error::RequestFault;
 
 /// Decoded descriptors.
 #[derive(Debug, Default)]
 pub(super) struct Descriptors<'m> {
-    each: SmallVec<[DecodedDescriptor; 2]>,
+    pub(super) each: SmallVec<[DecodedDescriptor; 2]>,
     // Entries of all descriptors, in order.
     entries: SmallVec<[Entry<'m>; 8]>,
 }
@@ -28,40 +30,11 @@ pub(super) struct DecodedDescriptor {
     pub(super) on_expiry: Option<i32>,
 }
 
-/// A descriptor with its entries.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DescriptorView<'r, 'm> {
-    pub(super) entries: &'r [Entry<'m>],
-    pub(super) limit: Option<LimitOverride>,
-    pub(super) hits: Option<u64>,
-    pub(super) is_negative_hits: bool,
-    pub(super) on_expiry: Option<i32>,
-}
-
 /// A limit override as sent; its unit may be unknown.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LimitOverride {
     pub(super) requests_per_unit: u32,
     pub(super) unit: i32,
-}
-
-/// Why a message cannot be decoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Undecodable {
-    TooLarge(TooLarge),
-    Malformed,
-}
-
-impl From<TooLarge> for Undecodable {
-    fn from(error: TooLarge) -> Self {
-        Self::TooLarge(error)
-    }
-}
-
-impl From<MalformedMessage> for Undecodable {
-    fn from(MalformedMessage: MalformedMessage) -> Self {
-        Self::Malformed
-    }
 }
 
 impl<'m> Descriptors<'m> {
@@ -72,7 +45,7 @@ impl<'m> Descriptors<'m> {
         message: &'m [u8],
         bounds: RequestBounds,
         mut hits: impl FnMut(&mut DecodedDescriptor, u32, FieldValue<'m>) -> Result<(), MalformedMessage>,
-    ) -> Result<(), Undecodable> {
+    ) -> Result<(), RequestFault> {
         let index = self.each.len();
         let begin = self.entries.len();
         bounds.descriptor(index)?;
@@ -86,7 +59,7 @@ impl<'m> Descriptors<'m> {
                 }
                 // A message field that is sent twice is merged.
                 (2, FieldValue::Bytes(limit)) => descriptor.limit.get_or_insert_default().merge(limit)?,
-                (1..=2, _wrong_type) => return Err(Undecodable::Malformed),
+                (1..=2, _wrong_type) => return Err(RequestFault::Malformed),
                 (number, value) => hits(&mut descriptor, number, value)?,
             }
         }
@@ -96,13 +69,12 @@ impl<'m> Descriptors<'m> {
     }
 
     /// The descriptors with their entries.
-    pub(super) fn views(&self) -> impl Iterator<Item = DescriptorView<'_, 'm>> {
+    pub(super) fn views(&self) -> impl Iterator<Item = (&[Entry<'m>], &DecodedDescriptor)> {
         let mut begin = 0;
         self.each.iter().map(move |descriptor| {
             let entries = &self.entries[begin..descriptor.entries_end];
             begin = descriptor.entries_end;
-            let DecodedDescriptor { limit, hits, is_negative_hits, on_expiry, .. } = *descriptor;
-            DescriptorView { entries, limit, hits, is_negative_hits, on_expiry }
+            (entries, descriptor)
         })
     }
 
@@ -112,12 +84,12 @@ impl<'m> Descriptors<'m> {
         &'a self,
         domain: &'a str,
         timeout: Option<Duration>,
-        operation: impl Fn(&DescriptorView<'_, '_>) -> Operation,
+        operation: impl Fn(&DecodedDescriptor) -> Operation,
     ) -> Result<limiter::Request<'a>, limiter::RequestError> {
-        let descriptors = self.views().map(|view| limiter::Descriptor {
-            entries: view.entries,
-            operation: operation(&view),
-            limit: view.limit.map(|LimitOverride { requests_per_unit, unit: number }| Override {
+        let descriptors = self.views().map(|(entries, descriptor)| limiter::Descriptor {
+            entries,
+            operation: operation(descriptor),
+            limit: descriptor.limit.map(|LimitOverride { requests_per_unit, unit: number }| Override {
                 requests_per_unit,
                 unit: unit(number).ok_or(UnknownUnit(number)),
             }),
@@ -156,8 +128,23 @@ fn entry(message: &[u8]) -> Result<Entry<'_>, MalformedMessage> {
     Ok(entry)
 }
 
-/// The unit of a limit override; `None` if the number is unknown.
-fn unit(number: i32) -> Option<Unit> {
+/// The number of a unit, as all messages have it; 0 for none of the units.
+#[inline]
+pub(super) fn unit_number(unit: Option<Unit>) -> i32 {
+    match unit {
+        None => 0,
+        Some(Unit::Second) => 1,
+        Some(Unit::Minute) => 2,
+        Some(Unit::Hour) => 3,
+        Some(Unit::Day) => 4,
+        Some(Unit::Month) => 5,
+        Some(Unit::Year) => 6,
+        Some(Unit::Week) => 7,
+    }
+}
+
+/// The unit with a number; `None` if the number is that of no unit.
+pub(super) fn unit(number: i32) -> Option<Unit> {
     match number {
         1 => Some(Unit::Second),
         2 => Some(Unit::Minute),

@@ -9,7 +9,10 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use tollgate_counter::{printable, time::Timestamp};
+use tollgate_counter::{
+    printable,
+    time::{SECOND, Timestamp},
+};
 use tollgate_telemetry::{logs, sampler::Sampler};
 use tonic::Code;
 use tracing::warn;
@@ -19,7 +22,6 @@ use crate::api::{
     call::{CHECK_PATH, CHECK_STREAM_PATH},
 };
 
-const NANOS_PER_SECOND: u64 = 1_000_000_000;
 const SECONDS: usize = 60;
 /// What is logged of a path or a message, in bytes.
 const TEXT_BYTES_MAX: usize = 256;
@@ -190,7 +192,7 @@ pub(super) fn code_name(code: Code) -> &'static str {
 }
 
 fn second_of(now: Timestamp) -> u64 {
-    now.as_nanos() / NANOS_PER_SECOND
+    now.as_nanos() / SECOND
 }
 
 /// The path by which a call is counted.
@@ -211,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * NANOS_PER_SECOND);
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
     fn failed<'p>(path: &'p str, reason: &'static str) -> FailedCall<'p> {
         FailedCall { path, code: Code::InvalidArgument, reason, message: "why", peer: None }

@@ -29,7 +29,10 @@ use tonic::codegen::Service as _;
 
 use crate::api::{
     Api, ApiSettings, Hosts,
-    admin::{self, AdminState, RuleSource},
+    admin::{
+        self, AdminState, Certificates, RuleSource,
+        doctor::{MetricReader, MetricValues},
+    },
     call::Method,
     forward_auth, headers,
     http::{self, Readiness},
@@ -235,6 +238,14 @@ pub(super) fn admin_state() -> AdminState {
         settings: Arc::default(),
         logs: Default::default(),
         recorder: None,
+        requests: Arc::default(),
+        metrics: Arc::new(Ready),
+        history: Arc::default(),
+        certificates: Arc::new(Ready),
+        readiness: Arc::new(Ready),
+        clock: Clock::manual(NOW),
+        started: Timestamp::EPOCH,
+        alone: None,
     }
 }
 
@@ -247,12 +258,28 @@ fn answer(mut router: Router, request: Request<Body>) -> (StatusCode, HeaderMap,
     })
 }
 
-/// A process that answers.
+/// A process that answers, without certificates and without metrics.
 #[derive(Clone, Debug)]
 pub(super) struct Ready;
 
 impl Readiness for Ready {
     fn ready(&self) -> Result<String, String> {
         Ok("OK".to_owned())
+    }
+}
+
+impl Certificates for Ready {
+    fn expiries(&self) -> Vec<(&'static str, Timestamp)> {
+        Vec::new()
+    }
+
+    fn refused(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
+}
+
+impl MetricReader for Ready {
+    fn series(&self, _metrics: &[&str]) -> MetricValues {
+        MetricValues::new()
     }
 }

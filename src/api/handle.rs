@@ -12,7 +12,7 @@ use tollgate_limiter::limiter::ActiveView;
 
 use crate::api::{
     Api, Error,
-    call::{ApiKind, Call, CallReply, Handled, Method, OperatorVerb, ResetPrecision, SingleMethod},
+    call::{ApiKind, Call, CallReply, Handled, Method, OperatorVerb, ResetPrecision},
     metrics::Uncounted,
     rls::PlannedRequest,
     span::CallSpan,
@@ -133,10 +133,10 @@ impl Api {
                 let decided = self.check(verb, call.message, call.timeout(), view, caller)?;
                 Ok(decided.map(CallReply::from_frame, WaitingRequest::Check))
             }
-            Method::Single(SingleMethod::Hold(verb)) => {
+            Method::Hold(verb) => {
                 Ok(self.hold(verb, call, view, caller)?.map(|reply| reply, WaitingRequest::Hold))
             }
-            Method::Single(SingleMethod::Operator(verb)) => {
+            Method::Operator(verb) => {
                 let metadata = call.metadata.cloned().map(Box::new);
                 Ok(Handled::Waiting(WaitingRequest::Operator(verb, call.message.to_vec(), metadata)))
             }

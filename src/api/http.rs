@@ -3,27 +3,24 @@
 use std::{fmt, net::SocketAddr, sync::Arc};
 
 use axum::{
-    Extension, Router,
-    body::Body,
-    extract::{ConnectInfo, State},
-    http::{HeaderMap, StatusCode, header::CONTENT_TYPE, request},
+    Router,
+    extract::{ConnectInfo, Request, State},
+    http::{Extensions, HeaderMap, StatusCode, header::CONTENT_TYPE, request},
     middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use tokio::sync::{Semaphore, watch};
 use tollgate_counter::{printable, resilience::Caller};
-use tollgate_wire::proto::google::rpc;
 use tonic::Code;
 
 use crate::api::{
-    Api, ApiKind, Call, CallReply, Error, FailedCall, Hosts, Method, ResetPrecision,
+    Api, ApiKind, Call, CallReply, FailedCall, Hosts, Method, ResetPrecision,
     call::CHECK_PATH,
     cross_site::{self, GatewayRequests},
-    error::details,
     failed_calls::BAD_HEADER,
     forward_auth, json,
-    reader::{ReadError, ReadRequest, RequestReader},
+    reader::{HttpError, ReadRequest, RequestReader},
 };
 
 /// What `GET /` answers.
@@ -62,15 +59,7 @@ pub fn router<R: Readiness + Clone>(
         .route("/healthcheck", axum::routing::any(healthcheck::<R>))
         .with_state(readiness);
     let calls = HttpCalls { api, running: Arc::new(Semaphore::new(calls_max)), opened };
-    let v1 = |method| post(async move |state, parts, body| call_v1(method, state, parts, body).await);
-    let json = Method::ALL.iter().fold(Router::new(), |router, method| {
-        let handler = match method {
-            Method::ShouldRateLimit => post(should_rate_limit),
-            Method::Decide(_) | Method::Single(_) => v1(*method),
-        };
-        router.route(method.json_path(), handler)
-    });
-    let json = json.with_state((calls.clone(), reader));
+    let json = json_routes(Method::ALL.iter(), &calls, reader);
     // A web page must not be able to make charges or reservations.
     let guard = middleware::from_fn_with_state(hosts.clone(), cross_site::refuse_unless_served);
     let routes = probes.merge(json.route_layer(guard));
@@ -92,11 +81,20 @@ pub fn limits_router(api: Api, reader: RequestReader) -> Router {
     let (_, opened) = watch::channel(true);
     let calls = HttpCalls { api, running: Arc::new(Semaphore::new(LIMIT_CALLS_MAX)), opened };
     let methods = Method::ALL.iter().filter(|method| method.json_path().starts_with("/v1/limits/"));
+    json_routes(methods, &calls, reader)
+}
+
+/// Routes these methods as JSON.
+fn json_routes<'m>(
+    methods: impl Iterator<Item = &'m Method>,
+    calls: &HttpCalls,
+    reader: RequestReader,
+) -> Router {
     let routes = methods.fold(Router::new(), |router, method| {
-        let handler = post(async move |state, parts, body| call_v1(*method, state, parts, body).await);
-        router.route(method.json_path(), handler)
+        let method = *method;
+        router.route(method.json_path(), post(async move |state, request| call(method, state, request).await))
     });
-    routes.with_state((calls, reader))
+    routes.with_state((calls.clone(), reader))
 }
 
 /// Decides calls.
@@ -109,29 +107,17 @@ struct HttpCalls {
     opened: watch::Receiver<bool>,
 }
 
-/// The address of a client; `None` over a Unix socket.
-type Peer = Option<Extension<ConnectInfo<SocketAddr>>>;
-
-/// Why a call has no reply.
-enum Undecided {
-    Overloaded,
-    /// A panic, which is a bug and was logged.
-    Failed,
-    Error(Error),
-}
-
 impl HttpCalls {
     /// Decides the message of `request`, and waits for the delay of the reply.
-    async fn decide<M: Send + 'static>(
+    async fn decide(
         &self,
         api: ApiKind,
         method: Method,
         metadata: Option<HeaderMap>,
         connection: Caller,
-        request: M,
-        message: fn(&M) -> &[u8],
-    ) -> Result<CallReply, Undecided> {
-        let Ok(_permit) = self.running.try_acquire() else { return Err(Undecided::Overloaded) };
+        request: ReadRequest,
+    ) -> Result<CallReply, HttpError> {
+        let Ok(_permit) = self.running.try_acquire() else { return Err(HttpError::CallsBusy) };
         // An error means that the service ends, and the call is answered.
         let _ = self.opened.clone().wait_for(|is_open| *is_open).await;
         // A task of its own, because hyper drops the handler of a client that is gone, and a call that was forwarded
@@ -139,152 +125,77 @@ impl HttpCalls {
         let decider = self.api.clone();
         let decided = tokio::spawn(async move {
             let precision = ResetPrecision::Millis;
-            let call =
-                Call { method, message: message(&request), metadata: metadata.as_ref(), precision, api };
+            let message = request.message();
+            let call = Call { method, message, metadata: metadata.as_ref(), precision, api };
             decider.handle(call, &connection).await
         });
-        let reply = decided.await.map_err(|_| Undecided::Failed)?.map_err(Undecided::Error)?;
+        let reply = decided.await.map_err(|_| HttpError::CallFailed)??;
         if !reply.delay.is_zero() {
             self.api.wait(reply.delay).await;
         }
         Ok(reply)
     }
-}
 
-impl HttpCalls {
     /// Counts and logs a call that is answered with an error.
-    fn failed(&self, path: &str, (code, reason): (Code, &'static str), message: &str, peer: Peer) {
-        let peer = peer.map(|Extension(ConnectInfo(peer))| peer);
+    fn failed(
+        &self,
+        path: &str,
+        (code, reason): (Code, &'static str),
+        message: &str,
+        extensions: &Extensions,
+    ) {
+        let peer = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
         self.api.failed(&FailedCall { path, code, reason, message, peer });
     }
 }
 
-impl Undecided {
-    fn reason(&self) -> String {
-        match self {
-            Self::Overloaded => "too many concurrent calls".to_owned(),
-            Self::Failed => "the call failed".to_owned(),
-            Self::Error(error) => error.to_string(),
-        }
-    }
-
-    /// The code of its status, and the reason in the details.
-    fn code_and_reason(&self) -> (Code, &'static str) {
-        match self {
-            Self::Overloaded => (Code::ResourceExhausted, "OVERLOADED"),
-            Self::Failed => (Code::Internal, "INTERNAL"),
-            Self::Error(error) => (error.code(), error.reason_name()),
-        }
-    }
-
-    fn status(&self) -> StatusCode {
-        match self {
-            Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Failed => StatusCode::INTERNAL_SERVER_ERROR,
-            Self::Error(error) => match error.code() {
-                Code::Unauthenticated => StatusCode::UNAUTHORIZED,
-                Code::PermissionDenied => StatusCode::FORBIDDEN,
-                Code::NotFound => StatusCode::NOT_FOUND,
-                Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
-                _ if error.is_caller_error() => StatusCode::BAD_REQUEST,
-                _the_servers => StatusCode::SERVICE_UNAVAILABLE,
-            },
-        }
-    }
-
-    /// The error as `tollgate.v1` sends it.
-    fn details(&self) -> rpc::Status {
-        match self {
-            Self::Error(error) => error.details(),
-            Self::Overloaded | Self::Failed => {
-                let (code, reason) = self.code_and_reason();
-                details(code, reason, self.reason())
-            }
-        }
-    }
-}
-
 async fn readyz<R: Readiness + Clone>(State(readiness): State<R>) -> Response {
-    readiness.ready().map_err(|why| (StatusCode::SERVICE_UNAVAILABLE, printable_lines(&why))).into_response()
+    probed(readiness.ready(), StatusCode::SERVICE_UNAVAILABLE)
 }
 
 /// Like `/readyz`, with the status codes that probes for envoyproxy/ratelimit expect.
 async fn healthcheck<R: Readiness + Clone>(State(readiness): State<R>) -> Response {
-    readiness
-        .healthy()
-        .map_err(|why| (StatusCode::INTERNAL_SERVER_ERROR, printable_lines(&why)))
-        .into_response()
+    probed(readiness.healthy(), StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// A reason may quote rules and names of others, and `curl` prints it on a terminal.
-fn printable_lines(text: &str) -> String {
-    text.lines().map(|line| printable::escaped(line) + "\n").collect()
+fn probed(answer: Result<String, String>, failure: StatusCode) -> Response {
+    // A reason may quote rules and names of others, and `curl` prints it on a terminal.
+    let printable = |why: String| why.lines().map(|line| printable::escaped(line) + "\n").collect::<String>();
+    answer.map_err(|why| (failure, printable(why))).into_response()
 }
 
-async fn should_rate_limit(
-    State((calls, reader)): State<(HttpCalls, RequestReader)>,
-    connection: Option<Extension<Caller>>,
-    peer: Peer,
-    body: Body,
-) -> Response {
-    let Extension(connection) = connection.unwrap_or_default();
-    let method = Method::ShouldRateLimit;
-    let request = match read(&calls, &reader, method, peer, body).await {
-        Ok(request) => request,
-        Err(error) => return error.into_response(),
-    };
-    let reply = match calls
-        .decide(ApiKind::Json, method, None, connection, request, |request| request.message())
-        .await
-    {
-        Ok(reply) => reply,
-        Err(undecided) => {
-            calls.failed(method.json_path(), undecided.code_and_reason(), &undecided.reason(), peer);
-            return (undecided.status(), undecided.reason() + "\n").into_response();
-        }
-    };
-    let status = if reply.passes == Some(true) { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
-    json_response(status, json::response(method, reply.message()))
-}
-
-/// A call of `tollgate.v1`. The status of an answered call is 200, whatever its verdicts.
-async fn call_v1(
+/// A call as JSON. The status of an answered call of `tollgate.v1` is 200, whatever its verdicts.
+async fn call(
     method: Method,
     State((calls, reader)): State<(HttpCalls, RequestReader)>,
-    parts: request::Parts,
-    body: Body,
+    request: Request,
 ) -> Response {
-    let connection = parts.extensions.get::<Caller>().cloned().unwrap_or_default();
-    let peer: Peer = parts.extensions.get().copied().map(Extension);
-    let request = match read(&calls, &reader, method, peer, body).await {
-        Ok(request) => request,
-        Err(error) => return json_response(error.status(), json::error(&error.details())),
+    let (request::Parts { headers, extensions, .. }, body) = request.into_parts();
+    let is_envoys = method == Method::ShouldRateLimit;
+    let metadata = (!is_envoys).then_some(headers);
+    let connection = extensions.get::<Caller>().cloned().unwrap_or_default();
+    let answered = async {
+        let request = reader.read(method, body).await?;
+        calls.decide(ApiKind::Json, method, metadata, connection, request).await
     };
-    let decided = calls
-        .decide(ApiKind::Json, method, Some(parts.headers), connection, request, |request| request.message());
-    match decided.await {
-        Ok(reply) => json_response(StatusCode::OK, json::response(method, reply.message())),
-        Err(undecided) => {
-            calls.failed(method.json_path(), undecided.code_and_reason(), &undecided.reason(), peer);
-            json_response(undecided.status(), json::error(&undecided.details()))
+    match answered.await {
+        Ok(reply) => {
+            let passes = !is_envoys || reply.passes == Some(true);
+            let status = if passes { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+            json_response(status, json::response(method, reply.message()))
+        }
+        Err(error) => {
+            calls.failed(method.json_path(), error.reason(), &error.to_string(), &extensions);
+            if let Some(error) = error.too_large() {
+                calls.api.metrics().unanswered(error.into());
+            }
+            if is_envoys {
+                error.into_response()
+            } else {
+                json_response(error.status(), json::error(&error.details()))
+            }
         }
     }
-}
-
-/// Reads the request of a method, and counts one that cannot be read.
-async fn read(
-    calls: &HttpCalls,
-    reader: &RequestReader,
-    method: Method,
-    peer: Peer,
-    body: Body,
-) -> Result<ReadRequest, ReadError> {
-    reader.read(method, body).await.inspect_err(|error| {
-        calls.failed(method.json_path(), error.reason(), &error.to_string(), peer);
-        if let Some(error) = error.too_large() {
-            calls.api.metrics().unanswered(Error::Decode(error.into()));
-        }
-    })
 }
 
 fn json_response(status: StatusCode, json: Result<String, serde_json::Error>) -> Response {
@@ -296,33 +207,30 @@ fn json_response(status: StatusCode, json: Result<String, serde_json::Error>) ->
 
 async fn decide_headers(
     State((calls, check)): State<(HttpCalls, Arc<forward_auth::ForwardAuthCheck>)>,
-    connection: Option<Extension<Caller>>,
-    peer: Peer,
-    headers: HeaderMap,
+    request: Request,
 ) -> Response {
+    let (request::Parts { headers, extensions, .. }, _) = request.into_parts();
     let message = match check.request(&headers) {
         Ok(Some(message)) => message,
         Ok(None) => return StatusCode::OK.into_response(),
         Err(header) => {
             calls.api.metrics().bad_header(&header);
-            calls.failed(CHECK_PATH, (Code::InvalidArgument, BAD_HEADER), &header.to_string(), peer);
+            calls.failed(CHECK_PATH, (Code::InvalidArgument, BAD_HEADER), &header.to_string(), &extensions);
             return (StatusCode::BAD_REQUEST, format!("{header}\n")).into_response();
         }
     };
-    let Extension(connection) = connection.unwrap_or_default();
-    match calls
-        .decide(ApiKind::ForwardAuth, Method::ShouldRateLimit, None, connection, message, |message| message)
-        .await
-    {
+    let connection = extensions.get::<Caller>().cloned().unwrap_or_default();
+    let method = Method::ShouldRateLimit;
+    match calls.decide(ApiKind::ForwardAuth, method, None, connection, message.into()).await {
         Ok(reply) => {
             let (headers, body) = forward_auth::headers_and_body(reply.message());
             let mut response = (check.status(reply.passes == Some(true)), body).into_response();
             *response.headers_mut() = headers;
             response
         }
-        Err(undecided) => {
-            calls.failed(CHECK_PATH, undecided.code_and_reason(), &undecided.reason(), peer);
-            (check.failure(), undecided.reason() + "\n").into_response()
+        Err(error) => {
+            calls.failed(CHECK_PATH, error.reason(), &error.to_string(), &extensions);
+            (check.failure(), format!("{error}\n")).into_response()
         }
     }
 }

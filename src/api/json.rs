@@ -14,7 +14,7 @@ use tollgate_wire::{
     proto::{envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status},
 };
 
-use crate::api::call::{Method, OperatorVerb, SingleMethod};
+use crate::api::call::{Method, OperatorVerb};
 
 /// Why a JSON text is not a valid request.
 #[derive(Debug, thiserror::Error)]
@@ -45,10 +45,10 @@ pub(super) enum JsonError {
 pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Result<Vec<u8>, JsonError> {
     let (position, size) = match method {
         Method::Decide(_) => (Position::Call, CallSize::new(bounds)),
-        Method::Single(SingleMethod::Operator(OperatorVerb::SetLimits)) => {
-            (Position::Call, CallSize::of_limits(bounds))
+        Method::Operator(OperatorVerb::SetLimits) => (Position::Call, CallSize::of_limits(bounds)),
+        Method::ShouldRateLimit | Method::Hold(_) | Method::Operator(_) => {
+            (Position::Request, CallSize::new(bounds))
         }
-        Method::ShouldRateLimit | Method::Single(_) => (Position::Request, CallSize::new(bounds)),
     };
     check_bounds(position, json, size)?;
     let mut reader = serde_json::Deserializer::from_slice(json);

@@ -9,12 +9,7 @@ use tollgate_counter::metrics::{Histogram, MetricCounter, micros};
 use tollgate_limiter::limiter::{HoldError, LimiterError};
 use tollgate_telemetry::metrics::metrics;
 
-use crate::api::{
-    ApiKind, Error,
-    error::{AccessError, OperatorError},
-    failed_calls::FailedCalls,
-    forward_auth::BadHeader,
-};
+use crate::api::{ApiKind, Error, error::AccessError, failed_calls::FailedCalls, forward_auth::BadHeader};
 
 const DURATION_BOUNDS: [Duration; 15] =
     micros([5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000]);
@@ -52,7 +47,7 @@ pub struct ApiMetrics {
     waiting: AtomicU64,
 }
 
-metrics! { ApiMetrics;
+metrics! { METRICS: ApiMetrics;
     Counter "tollgate_unanswered_requests_total" ["reason"]
         "Requests answered with an error: no_rules before rules are loaded, joining before the owners are known, overloaded when too many checks wait for other replicas, owner_unreachable for reservations whose owner does not answer, invalid for malformed requests, wrong_token for resets without the admin token."
         => |all, family| {
@@ -209,9 +204,16 @@ impl ApiMetrics {
                 self.joining.increase();
             }
             Error::LimiterError(LimiterError::Overloaded) => self.overloaded.increase(),
-            Error::Decode(_) | Error::Request(_) | Error::Call(_) | Error::Fault(_) => {
-                self.invalid.increase()
-            }
+            Error::Malformed(_)
+            | Error::NoRequests
+            | Error::Mode(_)
+            | Error::Timeout
+            | Error::Ttl
+            | Error::OnExpiry(_)
+            | Error::NoId
+            | Error::LongId(_)
+            | Error::Fault(_)
+            | Error::FaultOf { .. } => self.invalid.increase(),
             Error::Hold(error) => match error {
                 HoldError::Limiter(error) => self.unanswered(Error::LimiterError(error)),
                 HoldError::Request(_) | HoldError::Ttl(_) | HoldError::NotCharge { .. } => {
@@ -221,18 +223,16 @@ impl ApiMetrics {
                 // The store counts it.
                 HoldError::Exhausted => {}
             },
-            Error::Operator(OperatorError::Access(AccessError::Refused | AccessError::Busy)) => {
+            Error::Access(AccessError::Refused | AccessError::Busy) => {
                 self.wrong_token.increase();
             }
             // Other resets are not requests for a decision.
-            Error::Operator(
-                OperatorError::Access(AccessError::NoToken | AccessError::Unusable)
-                | OperatorError::LimitOrHits(_)
-                | OperatorError::NotEscaped(_)
-                | OperatorError::NotListed(_)
-                | OperatorError::PageToken
-                | OperatorError::NoCounter { .. },
-            ) => {}
+            Error::Access(AccessError::NoToken | AccessError::Unusable)
+            | Error::LimitOrHits(_)
+            | Error::NotEscaped(_)
+            | Error::NotListed(_)
+            | Error::PageToken
+            | Error::NoCounter { .. } => {}
         }
     }
 }

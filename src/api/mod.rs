@@ -26,13 +26,13 @@ pub mod rls;
 mod span;
 pub mod v1;
 
-pub use call::{ApiKind, Call, CallReply, Handled, Method, ResetPrecision, SingleMethod};
+pub use call::{ApiKind, Call, CallReply, Handled, Method, ResetPrecision};
 pub use cross_site::Hosts;
 pub use error::Error;
 pub use failed_calls::FailedCall;
 pub use handle::{ReadBatch, WaitingCall};
-pub(crate) use metrics::ALL as METRICS;
 pub use metrics::ApiMetrics;
+pub(crate) use metrics::METRICS;
 pub use rls::headers;
 
 use admin::Token;

@@ -18,6 +18,7 @@ use tollgate_wire::proto::google::rpc;
 use tonic::Code;
 
 use crate::api::{
+    Error,
     call::Method,
     error::details,
     json::{self, JsonError},
@@ -45,6 +46,12 @@ pub(super) struct ReadRequest {
     _share: Option<OwnedSemaphorePermit>,
 }
 
+impl From<Vec<u8>> for ReadRequest {
+    fn from(message: Vec<u8>) -> Self {
+        Self { message, _share: None }
+    }
+}
+
 impl ReadRequest {
     /// The encoded request.
     pub(super) fn message(&self) -> &[u8] {
@@ -52,9 +59,9 @@ impl ReadRequest {
     }
 }
 
-/// Why a body has no valid request.
+/// Why a call over HTTP has no reply.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ReadError {
+pub(super) enum HttpError {
     #[error(transparent)]
     Json(#[from] JsonError),
     #[error("the body is larger than {BODY_BYTES_MAX} bytes")]
@@ -64,9 +71,16 @@ pub(super) enum ReadError {
     #[error("timeout: the body did not arrive within {SHARE_TIMEOUT:?}")]
     BodySlow,
     #[error("too many concurrent large bodies")]
-    Busy,
+    BodiesBusy,
     #[error("cannot parse the body: {0}")]
-    Failed(tokio::task::JoinError),
+    ParserFailed(tokio::task::JoinError),
+    #[error("too many concurrent calls")]
+    CallsBusy,
+    /// A panic, which is a bug and was logged.
+    #[error("the call failed")]
+    CallFailed,
+    #[error(transparent)]
+    Undecided(#[from] Error),
 }
 
 impl RequestReader {
@@ -82,22 +96,21 @@ impl RequestReader {
     }
 
     /// Reads and parses a body with the request of a method.
-    pub(super) async fn read(&self, method: Method, body: Body) -> Result<ReadRequest, ReadError> {
+    pub(super) async fn read(&self, method: Method, body: Body) -> Result<ReadRequest, HttpError> {
         let announced = body.size_hint().exact();
         let length = announced.map_or(BODY_BYTES_MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
         if length > BODY_BYTES_MAX {
-            return Err(ReadError::BodyTooLarge);
+            return Err(HttpError::BodyTooLarge);
         }
         let mut chunks = body.into_data_stream();
         let mut bytes = Vec::new();
         if append(&mut bytes, &mut chunks, SMALL_BODY_BYTES).await? {
-            let message = json::request(method, &bytes, self.bounds)?;
-            return Ok(ReadRequest { message, _share: None });
+            return Ok(json::request(method, &bytes, self.bounds)?.into());
         }
         let share = self.share(length).await?;
         let all = append(&mut bytes, &mut chunks, BODY_BYTES_MAX);
-        if !timeout(SHARE_TIMEOUT, all).await.map_err(|_| ReadError::BodySlow)?? {
-            return Err(ReadError::BodyTooLarge);
+        if !timeout(SHARE_TIMEOUT, all).await.map_err(|_| HttpError::BodySlow)?? {
+            return Err(HttpError::BodyTooLarge);
         }
         let bounds = self.bounds;
         // The share moves into the task, which continues if the client disconnects.
@@ -105,15 +118,15 @@ impl RequestReader {
             let message = json::request(method, &bytes, bounds)?;
             Ok(ReadRequest { message, _share: Some(share) })
         });
-        parsed.await.map_err(ReadError::Failed)?
+        parsed.await.map_err(HttpError::ParserFailed)?
     }
 
-    async fn share(&self, bytes: usize) -> Result<OwnedSemaphorePermit, ReadError> {
+    async fn share(&self, bytes: usize) -> Result<OwnedSemaphorePermit, HttpError> {
         // At most 4 MiB.
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let share = timeout(SHARE_TIMEOUT, self.budget.clone().acquire_many_owned(bytes)).await;
         // The semaphore is never closed.
-        share.ok().and_then(Result::ok).ok_or(ReadError::Busy)
+        share.ok().and_then(Result::ok).ok_or(HttpError::BodiesBusy)
     }
 }
 
@@ -122,25 +135,19 @@ async fn append(
     bytes: &mut Vec<u8>,
     chunks: &mut (impl Stream<Item = Result<Bytes, axum::Error>> + Unpin),
     max: usize,
-) -> Result<bool, ReadError> {
+) -> Result<bool, HttpError> {
     while bytes.len() <= max {
         match chunks.next().await {
             None => return Ok(true),
-            Some(chunk) => bytes.extend_from_slice(&chunk.map_err(ReadError::BodyBroken)?),
+            Some(chunk) => bytes.extend_from_slice(&chunk.map_err(HttpError::BodyBroken)?),
         }
     }
     Ok(false)
 }
 
-impl ReadError {
+impl HttpError {
     pub(super) fn status(&self) -> StatusCode {
-        match self {
-            Self::Json(_) | Self::BodyBroken(_) => StatusCode::BAD_REQUEST,
-            Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::BodySlow => StatusCode::REQUEST_TIMEOUT,
-            Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
-        }
+        self.status_and_reason().0
     }
 
     /// The error as `tollgate.v1` sends it.
@@ -151,16 +158,26 @@ impl ReadError {
 
     /// The status code, and the reason in the details.
     pub(super) fn reason(&self) -> (Code, &'static str) {
+        self.status_and_reason().1
+    }
+
+    fn status_and_reason(&self) -> (StatusCode, (Code, &'static str)) {
         match self {
             Self::Json(JsonError::Malformed { .. }) | Self::BodyBroken(_) => {
-                (Code::InvalidArgument, "MALFORMED")
+                (StatusCode::BAD_REQUEST, (Code::InvalidArgument, "MALFORMED"))
             }
-            Self::Json(JsonError::TooLarge(_) | JsonError::RequestTooLarge { .. }) | Self::BodyTooLarge => {
-                (Code::InvalidArgument, "TOO_LARGE")
+            Self::Json(JsonError::TooLarge(_) | JsonError::RequestTooLarge { .. }) => {
+                (StatusCode::BAD_REQUEST, (Code::InvalidArgument, "TOO_LARGE"))
             }
-            Self::BodySlow => (Code::DeadlineExceeded, "BODY_TIMEOUT"),
-            Self::Busy => (Code::ResourceExhausted, "OVERLOADED"),
-            Self::Failed(_) => (Code::Internal, "INTERNAL"),
+            Self::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, (Code::InvalidArgument, "TOO_LARGE")),
+            Self::BodySlow => (StatusCode::REQUEST_TIMEOUT, (Code::DeadlineExceeded, "BODY_TIMEOUT")),
+            Self::BodiesBusy | Self::CallsBusy => {
+                (StatusCode::SERVICE_UNAVAILABLE, (Code::ResourceExhausted, "OVERLOADED"))
+            }
+            Self::ParserFailed(_) | Self::CallFailed => {
+                (StatusCode::INTERNAL_SERVER_ERROR, (Code::Internal, "INTERNAL"))
+            }
+            Self::Undecided(error) => (status_of(*error), (error.code(), error.reason_name())),
         }
     }
 
@@ -173,7 +190,18 @@ impl ReadError {
     }
 }
 
-impl IntoResponse for ReadError {
+fn status_of(error: Error) -> StatusCode {
+    match error.code() {
+        Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+        Code::PermissionDenied => StatusCode::FORBIDDEN,
+        Code::NotFound => StatusCode::NOT_FOUND,
+        Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+        _ if error.is_caller_error() => StatusCode::BAD_REQUEST,
+        _the_servers => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+impl IntoResponse for HttpError {
     fn into_response(self) -> Response {
         (self.status(), format!("{self}\n")).into_response()
     }

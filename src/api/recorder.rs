@@ -19,7 +19,7 @@ use tollgate_counter::{
     time::Timestamp,
 };
 use tollgate_limiter::limiter::{ActiveView, Descriptor, Limiter, Request};
-use tollgate_rules::{EntryMatch, KeyedDomain, KeyedRules, MatchKind, Network, NetworkGroup, address};
+use tollgate_rules::{DescriptorRef, KeyedDomain, KeyedRules, MatchKind, Network, NetworkGroup, address};
 
 /// The maximum size of requests that are not written as lines yet, in bytes. Beyond it requests are left out.
 const WAITING_BYTES_MAX: usize = 4 << 20;
@@ -71,7 +71,7 @@ struct RecordingState {
 
 /// What a request charges, without borrowing from it.
 #[derive(Debug)]
-struct Charges {
+pub(super) struct Charges {
     time: Timestamp,
     bytes: usize,
     domain: Box<str>,
@@ -82,10 +82,6 @@ struct Charges {
     /// The number of entries and the hits of each descriptor.
     descriptors: Vec<(u32, u64)>,
 }
-
-/// Requests that are to be written as lines.
-#[derive(Debug)]
-pub struct Portion(Vec<Charges>);
 
 /// A recording; it ends when this is dropped.
 #[derive(Debug)]
@@ -216,7 +212,7 @@ impl Recorder {
 
 impl Recording {
     /// The requests since the last call, or the first of them; waits until there are some. `None` if the process stops.
-    pub async fn next(&self) -> Option<Portion> {
+    pub(super) async fn next(&self) -> Option<Vec<Charges>> {
         while !self.recorder.is_stopped.load(Relaxed) {
             match self.take(PORTION_BYTES) {
                 Some(portion) => return Some(portion),
@@ -227,7 +223,7 @@ impl Recording {
     }
 
     /// The lines of a portion, with hashes that match the active rules as their values do.
-    pub fn lines(&self, Portion(requests): Portion, limiter: &Limiter) -> Vec<u8> {
+    pub(super) fn lines(&self, requests: Vec<Charges>, limiter: &Limiter) -> Vec<u8> {
         let secret = self.recorder.lock().as_ref().and_then(|state| state.secret.clone());
         let mut lines = Vec::new();
         for request in &requests {
@@ -260,7 +256,7 @@ impl Recording {
     }
 
     /// The first requests, until they have so many bytes; `None` if there are none.
-    fn take(&self, bytes: usize) -> Option<Portion> {
+    fn take(&self, bytes: usize) -> Option<Vec<Charges>> {
         let mut recording = self.recorder.lock();
         let state = recording.as_mut()?;
         let mut portion = Vec::new();
@@ -273,7 +269,7 @@ impl Recording {
         }
         // A request that was added while another recording ended was not counted.
         state.waiting_bytes = state.waiting_bytes.saturating_sub(taken);
-        (!portion.is_empty()).then_some(Portion(portion))
+        (!portion.is_empty()).then_some(portion)
     }
 }
 
@@ -394,13 +390,16 @@ fn hash(domain: &str, entry: Entry<'_>, attempt: u8, secret: &Secret) -> u64 {
 /// it matches the same rules. `hash` hashes values.
 fn pseudonym<'r>(
     entry: Entry<'r>,
-    matched: Option<EntryMatch<'_>>,
+    matched: Option<DescriptorRef<'_>>,
     hash: impl Fn(&[u8]) -> u64,
 ) -> Cow<'r, [u8]> {
     let as_text = |value: &[u8]| format!("{:016x}", hash(value));
-    let Some(EntryMatch { kind, value, network, group }) = matched else {
+    let Some((node, kind)) = matched.and_then(|node| Some((node, node.matched()?))) else {
         return as_text(entry.value).into_bytes().into();
     };
+    let value = node.value();
+    let network = node.network();
+    let group = node.group();
     match kind {
         MatchKind::Exact => entry.value.into(),
         MatchKind::Pattern => {
@@ -442,6 +441,7 @@ mod tests {
     use std::hash::{DefaultHasher, Hash, Hasher};
 
     use proptest::prelude::*;
+    use tollgate_rules::Rules;
 
     use super::*;
 
@@ -451,40 +451,41 @@ mod tests {
         hasher.finish()
     }
 
-    fn shown(value: &str, matched: EntryMatch<'_>) -> String {
-        String::from_utf8(pseudonym(Entry::new("ip", value), Some(matched), hash).into_owned()).unwrap()
+    /// What stands for a value that a descriptor with these further keys matches.
+    fn shown(value: &str, keys: &str) -> String {
+        let rules =
+            format!("domain: d\ndescriptors:\n- {{key: ip, rate_limit: {{unlimited: true}}{keys}}}\n");
+        let rules = Arc::new(Rules::parse("rules.yaml", &rules).unwrap());
+        let keyed = KeyedRules::new(Some(rules), Secret::from_bytes([0; 16]));
+        let entry = Entry::new("ip", value);
+        let matched = keyed.domain("d").unwrap().matches(&[entry]);
+        String::from_utf8(pseudonym(entry, Some(matched[0]), hash).into_owned()).unwrap()
     }
 
     #[test]
     fn address_of_network_is_shown_as_another_one_of_it() {
         let network: Network = "10.0.0.0/8".parse().unwrap();
-        let matched =
-            EntryMatch { kind: MatchKind::Network, value: "10.0.0.0/8", network: Some(network), group: None };
-        let other = shown("10.1.2.3:4711", matched);
+        let other = shown("10.1.2.3:4711", ", value: 10.0.0.0/8, match: cidr");
         assert!(other != "10.1.2.3" && network.contains(other.parse().unwrap()), "{other}");
     }
 
     #[test]
     fn value_without_network_or_group_is_shown_as_text() {
-        let matched = EntryMatch { kind: MatchKind::KeyOnly, value: "", network: None, group: None };
-        assert_eq!(shown("10.1.2.3", matched), format!("{:016x}", hash(b"10.1.2.3")));
-        let group = Some(NetworkGroup { ipv4: 24, ipv6: 64 });
-        let no_address = shown("ann", EntryMatch { group, ..matched });
+        assert_eq!(shown("10.1.2.3", ""), format!("{:016x}", hash(b"10.1.2.3")));
+        let no_address = shown("ann", ", group: {ipv4: 24, ipv6: 64}");
         assert_eq!(no_address, format!("{:016x}", hash(b"ann")));
-        let pattern = EntryMatch { kind: MatchKind::Pattern, value: "10.*", network: None, group };
+        let pattern = ", value: '10.*', group: {ipv4: 24, ipv6: 64}";
         assert_eq!(shown("10.1.2.3", pattern), shown("10.1.2.4", pattern), "both are counted as 10.1.2.0/24");
     }
 
     proptest! {
         #[test]
         fn groups_of_shown_addresses_are_those_of_the_addresses(one: u128, flipped in 0..128_u32, ipv6 in 1..=128_u8) {
-            let matched = EntryMatch {
-                kind: MatchKind::KeyOnly, value: "", network: None, group: Some(NetworkGroup { ipv4: 24, ipv6 }),
-            };
+            let matched = format!(", group: {{ipv4: 24, ipv6: {ipv6}}}");
             let other = one ^ (1 << flipped);
             let [one, other] = [one, other].map(|bits| IpAddr::V6(bits.into()));
             prop_assume!(one.to_canonical() == one && other.to_canonical() == other);
-            let [shown_one, shown_other] = [one, other].map(|address| shown(&address.to_string(), matched));
+            let [shown_one, shown_other] = [one, other].map(|address| shown(&address.to_string(), &matched));
             let are_one = |one: &str, other: &str| {
                 let group = NetworkGroup { ipv4: 24, ipv6 };
                 group.group_value(one.as_bytes()) == group.group_value(other.as_bytes())

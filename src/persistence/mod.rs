@@ -204,12 +204,7 @@ impl Persistence {
     }
 
     /// Writes a snapshot of the counters, whose keys are hashed with `secret`, if there is a path. Errors are logged:
-    /// the counters in memory are not affected.
-    pub async fn write(&self, clock: &Clock, secret: Secret) {
-        self.write_with(WorkPriority::Normal, clock, secret, None).await;
-    }
-
-    /// Whether it was written.
+    /// the counters in memory are not affected. Returns whether it was written.
     async fn write_with(
         &self,
         priority: WorkPriority,

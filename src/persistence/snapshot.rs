@@ -13,7 +13,7 @@ use std::{
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use siphasher::sip::SipHasher13;
-use tollgate_counter::{descriptor::Secret, files, time::Timestamp};
+use tollgate_counter::{descriptor::Secret, files, packed_counter::DecodeClock, time::Timestamp};
 use tollgate_net::private_file;
 use tollgate_store::{EncodedSlot, Epoch, Memory, Slot, SlotSource, StoredSlot};
 
@@ -136,13 +136,13 @@ pub(super) fn read(
     if header.slots as usize != slots {
         return Ok(Some(SnapshotSummary { secret, counters, taken_at: None }));
     }
-    let ahead = header.taken_at.nanos_since(now);
+    let clock = DecodeClock { now: header.taken_at.min(now), behind: header.taken_at.nanos_since(now) };
     let decode = |section: Result<(SlotHeader, Vec<u8>), SnapshotError>| {
-        let (SlotHeader { slot, epoch, seq, .. }, bytes) = section?;
-        let stored = EncodedSlot { slot, epoch, seq, bytes }.decode(header.taken_at);
+        let (SlotHeader { slot, epoch, seq, .. }, data) = section?;
+        let stored = EncodedSlot { slot, epoch, seq, data }.decode(clock);
         let stored = stored.map_err(|_| SnapshotError::UnsupportedVersion)?;
         let counters = stored.data.len();
-        put(StoredSlot { data: stored.data.shifted_back(ahead), ..stored });
+        put(stored);
         Ok::<_, SnapshotError>(counters)
     };
     let sections = std::iter::from_fn(|| section(&mut input, slots).transpose());
@@ -210,9 +210,9 @@ impl<W: Write> ChecksumWriter<W> {
     }
 
     fn put_slot(&mut self, encoded: Option<EncodedSlot>) -> io::Result<()> {
-        let Some(EncodedSlot { slot, epoch, seq, bytes }) = encoded else { return Ok(()) };
-        self.put(&Some(SlotHeader { slot, epoch, seq, length: bytes.len() as u64 }))?;
-        self.write_all(&bytes)
+        let Some(EncodedSlot { slot, epoch, seq, data }) = encoded else { return Ok(()) };
+        self.put(&Some(SlotHeader { slot, epoch, seq, length: data.len() as u64 }))?;
+        self.write_all(&data)
     }
 }
 

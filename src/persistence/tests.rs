@@ -53,13 +53,18 @@ fn refilled(limit: &Limit, now: Timestamp) -> u64 {
     left
 }
 
+/// Writes a snapshot at once.
+async fn write(persistence: &Persistence, clock: &Clock) {
+    persistence.write_with(WorkPriority::Normal, clock, SECRET, None).await;
+}
+
 /// Charges four of ten hits of every limit and writes a snapshot.
 async fn written(path: &Path) -> Persistence {
     let persistence = Persistence::start(settings(path), NOW).0;
     for limit in limits() {
         assert_eq!(left(&persistence, &limit, Operation::Charge(4), NOW), 6);
     }
-    persistence.write(&Clock::manual(NOW), SECRET).await;
+    write(&persistence, &Clock::manual(NOW)).await;
     persistence
 }
 
@@ -140,7 +145,7 @@ async fn reservations_survive_restart_also_with_clock_behind() {
     for limit in &limits() {
         assert!(before.memory.reserve(&checks(limit, 4), &terms, NOW, |_| false).unwrap().is_held);
     }
-    before.write(&Clock::manual(NOW), SECRET).await;
+    write(&before, &Clock::manual(NOW)).await;
 
     for now in [NOW.plus(59 * SECOND), NOW.minus(1_000 * 24 * HOUR)] {
         let (after, _) = Persistence::start(settings(&path), now);
@@ -186,7 +191,7 @@ async fn snapshot_is_private_and_failed_write_keeps_old_one() {
     let persistence = written(&path).await;
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     fs::create_dir(folder.path().join("counters.new")).unwrap();
-    persistence.write(&Clock::manual(NOW), SECRET).await;
+    write(&persistence, &Clock::manual(NOW)).await;
     assert!(path.exists());
 }
 
@@ -209,7 +214,7 @@ async fn periodic_snapshot_makes_way_for_an_urgent_one() {
     assert_ne!(fs::read(&path).unwrap(), before);
 
     // Whatever their order is, the file is a whole snapshot at the end, and later periodic ones are written again.
-    tokio::join!(periodic(), persistence.write(&later, SECRET), periodic());
+    tokio::join!(periodic(), write(&persistence, &later), periodic());
     assert_eq!(persistence.urgent.load(Relaxed), 0);
     assert_eq!(
         Persistence::start(settings(&path), NOW.plus(2 * SECOND)).0.memory.stats().live,
@@ -230,7 +235,7 @@ async fn stored_slots_survive_restart_with_their_version() {
         assert_eq!(left(&before, &limit, Operation::Charge(2), NOW), 8);
         assert_eq!(left(&before, &limit, Operation::Charge(2), NOW), 6);
     }
-    before.write(&Clock::manual(NOW), SECRET).await;
+    write(&before, &Clock::manual(NOW)).await;
 
     let now = NOW.plus(3 * HOUR);
     let (after, secret, stored) = Persistence::start_shared(settings(&path), now);

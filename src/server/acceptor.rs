@@ -3,28 +3,67 @@
 //! A client can only harm its own connection: each handshake runs in a task of its connection, and everything is
 //! bounded in number or time. When a bound is reached, the connection is closed and counted.
 
-use std::{io, pin::pin, sync::Arc};
-
-use tokio::{sync::watch, task::JoinSet};
-use tollgate_net::accept;
-use tracing::warn;
-
-use crate::server::{
-    Phase, Services,
-    lifecycle::wait_for_phase,
-    listen::{self, BoundListener, Listener},
-    workers::WorkerHandles,
+use std::{
+    convert::Infallible,
+    io,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
 };
 
-mod connections;
-mod limits;
-mod protocols;
+use axum::http::Request;
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::service_fn,
+};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::watch,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tollgate_net::accept;
+use tracing::{debug, warn};
 
-pub(super) use connections::ListenerTerms;
-pub(super) use limits::{Limits, WhenFull};
-pub(super) use protocols::Protocols;
+use crate::{
+    server::{
+        Budgets, ListenerCertificates, Phase, Services,
+        connection::{GrpcConnection, Keepalive, SHUTDOWN_ACK_TIMEOUT, WINDOW_BYTES},
+        corked_io::{CorkedIo, IoHandle, PREFACE_BYTES},
+        idle::{Activity, ConnectionTracker},
+        lifecycle::wait_for_phase,
+        listen::{self, BoundListener, DetachedSocket, Listener, Socket},
+        stats::{ConnectionPermit, ListenerStats},
+        tls,
+        wake_filter::WakeFiltered,
+        workers::WorkerHandles,
+    },
+    settings,
+};
 
-use connections::ConnectionContext;
+/// Relative jitter of ages, so that connections that open together do not close together.
+const JITTER: f64 = 0.2;
+/// Average maximum age of an HTTP connection. The current request is still answered.
+const HTTP_MAX_AGE: Duration = Duration::from_secs(5 * 60);
+/// Maximum size of all headers of a request, in bytes.
+const HEADER_BYTES_MAX: u32 = 16 * 1024;
+/// Maximum size of the send buffer of a stream, in bytes.
+const SEND_BUFFER_BYTES_MAX: usize = 400 * 1024;
+/// HTTP/2 charges an unread small DATA frame with at most this many bytes. Each call may have two of them.
+const SMALL_FRAME_BYTES: usize = 256;
+/// Maximum number of streams that the server resets for client errors before it closes the connection.
+const RESETS_FOR_ERRORS_MAX: usize = 1024;
+/// Maximum number of concurrent requests on an HTTP/2 connection of the HTTP listeners, and time to wait for a ping
+/// reply.
+const HTTP_STREAMS_MAX: u32 = 16;
+const HTTP_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Flow-control window of HTTP/2 connections of the HTTP listeners, in bytes.
+const HTTP_WINDOW_BYTES: u32 = 64 * 1024;
+/// Minimum time between two keepalive pings.
+const KEEPALIVE_MIN: Duration = Duration::from_millis(10);
 
 /// A listener and the terms of its connections.
 #[derive(Debug)]
@@ -93,6 +132,413 @@ impl ListenerAcceptor<Listener> {
         // New connections are refused from here on.
         drop(listener);
         while open.join_next().await.is_some() {}
+    }
+}
+
+/// What holds for all connections of a listener.
+#[derive(Debug)]
+pub(super) struct ListenerTerms {
+    pub(super) name: &'static str,
+    pub(super) certificates: Option<Arc<ListenerCertificates>>,
+    pub(super) protocols: Protocols,
+    pub(super) limits: Limits,
+    pub(super) budgets: Budgets,
+    pub(super) stats: Arc<ListenerStats>,
+    pub(super) when_full: WhenFull,
+}
+
+/// What all connections of a listener share.
+struct ConnectionContext {
+    terms: ListenerTerms,
+    service: Services,
+}
+
+impl ConnectionContext {
+    /// Closes the connection that has been idle longest and takes its permit. `None` if no connection is idle.
+    async fn replace_longest_idle(&self, open: &mut JoinSet<()>) -> Option<ConnectionPermit> {
+        let WhenFull::CloseIdle(connections) = &self.terms.when_full else { return None };
+        if !connections.close_longest_idle() {
+            return None;
+        }
+        self.terms.stats.closed_idle.increase();
+        loop {
+            let _ended = open.join_next().await?;
+            if let Some(permit) = self.terms.stats.try_permit(self.terms.limits.connections) {
+                return Some(permit);
+            }
+        }
+    }
+
+    /// Drives one connection from its first byte to its last. The permit is held until then.
+    async fn handle(
+        self: Arc<Self>,
+        socket: DetachedSocket,
+        permit: ConnectionPermit,
+        connection: Option<Arc<Activity>>,
+        phases: watch::Receiver<Phase>,
+    ) {
+        let _permit = permit;
+        let Some(connection) = connection else { return self.handshake(socket, None, phases).await };
+        tokio::select! {
+            biased;
+            () = connection.close_requested() => {}
+            () = close_idle_while_stopping(&connection, phases.clone()) => {}
+            () = Box::pin(self.handshake(socket, Some(connection.clone()), phases)) => {}
+        }
+    }
+
+    /// Each step is a separate boxed future, so that a connection uses memory for its current step only.
+    async fn handshake(
+        &self,
+        socket: DetachedSocket,
+        activity: Option<Arc<Activity>>,
+        phases: watch::Receiver<Phase>,
+    ) {
+        let socket = match listen::attach(socket) {
+            Ok(socket) => socket,
+            Err(error) => {
+                return debug!(listener = self.terms.name, %error, "cannot register a connection with its worker");
+            }
+        };
+        match &self.terms.certificates {
+            None => {
+                let service = self.service.for_connection(listen::peer(&socket), None, activity);
+                Box::pin(self.serve_protocol(socket, service, Alpn::Other, phases)).await;
+            }
+            Some(certificates) => {
+                Box::pin(self.handshake_tls(certificates, socket, activity, phases)).await;
+            }
+        }
+    }
+
+    async fn handshake_tls(
+        &self,
+        certificates: &ListenerCertificates,
+        socket: Socket,
+        activity: Option<Arc<Activity>>,
+        phases: watch::Receiver<Phase>,
+    ) {
+        let peer = listen::peer(&socket);
+        // A variable takes memory until its scope ends, so nothing but the next step leaves this one.
+        let serving = {
+            let accepted = Box::pin(self.accept_tls(certificates, socket, phases.clone())).await;
+            let Some(stream) = accepted else { return };
+            let session = stream.get_ref().1;
+            let name = session.peer_certificates().and_then(|chain| tls::client_name(chain.first()?));
+            let service = self.service.for_connection(peer, name, activity);
+            let is_http2 = session.alpn_protocol() == Some(b"h2");
+            let alpn = if is_http2 { Alpn::Http2 } else { Alpn::Other };
+            Box::pin(self.serve_protocol(stream, service, alpn, phases))
+        };
+        serving.await;
+    }
+
+    /// `None` if the handshake fails or takes too long, and if the process stops before its end.
+    async fn accept_tls(
+        &self,
+        certificates: &ListenerCertificates,
+        socket: Socket,
+        phases: watch::Receiver<Phase>,
+    ) -> Option<TlsStream<Socket>> {
+        let accepting = TlsAcceptor::from(certificates.active()).accept(socket);
+        let result = tokio::select! {
+            result = timeout(self.terms.limits.handshake, accepting) => result,
+            // No call has begun, so nothing has to finish.
+            () = wait_for_phase(phases, Phase::Stopping) => return None,
+        };
+        match result {
+            Ok(Ok(stream)) => return Some(stream),
+            Ok(Err(error)) => {
+                self.terms.stats.handshakes_failed.increase();
+                debug!(listener = self.terms.name, %error, "TLS handshake failed");
+            }
+            Err(_) => self.terms.stats.handshakes_slow.increase(),
+        }
+        None
+    }
+
+    async fn serve_protocol<W>(
+        &self,
+        io: W,
+        service: Arc<Services>,
+        alpn: Alpn,
+        phases: watch::Receiver<Phase>,
+    ) where
+        W: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let io_handle = IoHandle::default();
+        let Some(http1) = &self.terms.protocols.http1 else {
+            let http2 = self.terms.protocols.http2;
+            let connection = GrpcConnection::new(
+                &http2.grpc_builder(),
+                io,
+                io_handle.clone(),
+                service,
+                http2.keepalive,
+                &self.terms.budgets,
+            );
+            let connection = Box::pin(connection);
+            return self
+                .drive(connection, |connection| connection.get_mut().shut_down(), &io_handle, phases)
+                .await;
+        };
+        let handler = move |request: Request<Incoming>| {
+            let response = service.handle(request);
+            async { Ok::<_, Infallible>(response.await) }
+        };
+        let io = TokioIo::new(CorkedIo::new(io, io_handle.clone()));
+        match alpn {
+            Alpn::Other => {
+                let connection = Box::pin(http1.serve_connection(io, service_fn(handler)));
+                self.drive(connection, |c| c.graceful_shutdown(), &io_handle, phases).await;
+            }
+            Alpn::Http2 => {
+                let connection = Box::pin(
+                    self.terms.protocols.http2.http_builder().serve_connection(io, service_fn(handler)),
+                );
+                self.drive(connection, |c| c.graceful_shutdown(), &io_handle, phases).await;
+            }
+        }
+    }
+
+    /// Drives a connection until it closes, at its maximum age at the latest. `shut_down` begins a graceful shutdown.
+    async fn drive<C, E>(
+        &self,
+        mut connection: Pin<Box<C>>,
+        shut_down: impl FnOnce(Pin<&mut C>),
+        io_handle: &IoHandle,
+        phases: watch::Receiver<Phase>,
+    ) where
+        C: Future<Output = Result<(), E>>,
+        E: std::fmt::Display,
+    {
+        let reason = pin!(self.close_reason(io_handle, phases));
+        let reason = tokio::select! {
+            biased;
+            result = connection.as_mut() => return self.log_error(result),
+            reason = WakeFiltered::new(reason) => reason,
+        };
+        match reason {
+            CloseReason::NotStarted => return self.terms.stats.handshakes_slow.increase(),
+            CloseReason::MaxAge => self.terms.stats.aged.increase(),
+            // Nothing was received, so nothing has to finish.
+            CloseReason::Stopping if io_handle.bytes_received() == 0 => return,
+            CloseReason::Stopping => {}
+        }
+        shut_down(connection.as_mut());
+        match timeout(self.terms.limits.grace, connection.as_mut()).await {
+            Ok(result) => self.log_error(result),
+            Err(_) => self.terms.stats.cut.increase(),
+        }
+    }
+
+    /// Waits until the connection must close.
+    async fn close_reason(&self, io_handle: &IoHandle, phases: watch::Receiver<Phase>) -> CloseReason {
+        tokio::select! {
+            reason = self.wait_for_age(io_handle) => reason,
+            () = wait_for_phase(phases, Phase::Stopping) => CloseReason::Stopping,
+        }
+    }
+
+    async fn wait_for_age(&self, io_handle: &IoHandle) -> CloseReason {
+        let age = jittered(self.terms.limits.age, rand::random());
+        let handshake_timeout = self.terms.limits.handshake.min(age);
+        sleep(handshake_timeout).await;
+        // For HTTP/1 hyper itself applies the timeout to the request head.
+        let bytes_min = if self.terms.protocols.http1.is_none() { PREFACE_BYTES } else { 1 };
+        if io_handle.bytes_received() < bytes_min {
+            return CloseReason::NotStarted;
+        }
+        sleep(age.saturating_sub(handshake_timeout)).await;
+        CloseReason::MaxAge
+    }
+
+    fn log_error(&self, result: Result<(), impl std::fmt::Display>) {
+        if let Err(error) = result {
+            debug!(listener = self.terms.name, %error, "connection closed with an error");
+        }
+    }
+}
+
+/// Why a connection must close.
+enum CloseReason {
+    /// The client sent no preface or request in time.
+    NotStarted,
+    /// The connection reached its maximum age.
+    MaxAge,
+    /// The process stops.
+    Stopping,
+}
+
+/// Result of ALPN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Alpn {
+    Other,
+    Http2,
+}
+
+/// Closes the connection once it is idle while the process stops. HTTP/2 would wait until the client acknowledges the
+/// shutdown.
+async fn close_idle_while_stopping(connection: &Activity, phases: watch::Receiver<Phase>) {
+    wait_for_phase(phases, Phase::Stopping).await;
+    loop {
+        sleep(SHUTDOWN_ACK_TIMEOUT).await;
+        if connection.close_if_idle() {
+            return;
+        }
+    }
+}
+
+/// `age` plus or minus up to a fifth, as `random` in 0..=1 selects.
+fn jittered(age: Duration, random: f64) -> Duration {
+    age.mul_f64(1.0 - JITTER + 2.0 * JITTER * random)
+}
+
+/// Limits of connections.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Maximum number of open connections.
+    connections: u64,
+    /// Time for the TLS handshake, and then for the first bytes.
+    handshake: Duration,
+    /// Average maximum age of a connection.
+    age: Duration,
+    /// Time for open calls to finish after a graceful shutdown has begun.
+    grace: Duration,
+}
+
+impl Limits {
+    pub(super) fn grpc(settings: &settings::Grpc) -> Self {
+        Self {
+            connections: settings.max_connections as u64,
+            handshake: settings.handshake_timeout,
+            age: settings.max_connection_age,
+            grace: settings.max_connection_age_grace,
+        }
+    }
+
+    pub(super) fn http(max_connections: usize, header_timeout: Duration) -> Self {
+        let connections = max_connections as u64;
+        Self { connections, handshake: header_timeout, age: HTTP_MAX_AGE, grace: HTTP_MAX_AGE }
+    }
+}
+
+/// What makes room for a new connection when the maximum number of connections is open.
+#[derive(Clone, Debug)]
+pub(super) enum WhenFull {
+    /// Close the new connection: its client can use another replica.
+    CloseNew,
+    /// Close the connection that has been idle longest: a probe cannot use another replica.
+    CloseIdle(Arc<ConnectionTracker>),
+}
+
+impl WhenFull {
+    /// Names the connections that are closed, for the log.
+    fn closing(&self) -> &'static str {
+        match self {
+            Self::CloseNew => "new",
+            Self::CloseIdle(_) => "longest idle",
+        }
+    }
+
+    /// Registers a new connection if idle connections may be closed.
+    fn open(&self) -> Option<Arc<Activity>> {
+        match self {
+            Self::CloseNew => None,
+            Self::CloseIdle(connections) => Some(connections.track()),
+        }
+    }
+}
+
+/// The protocols of a listener.
+#[derive(Clone, Debug)]
+pub(super) struct Protocols {
+    // Used unless ALPN selects HTTP/2. `None`: the listener speaks HTTP/2 only.
+    http1: Option<http1::Builder>,
+    http2: Http2,
+}
+
+impl Protocols {
+    /// HTTP/2 only.
+    pub(super) fn grpc(settings: &settings::Grpc) -> Self {
+        let http2 = Http2 {
+            max_concurrent_streams: settings.max_concurrent_streams,
+            keepalive: keepalive(settings.keepalive_interval, settings.keepalive_timeout),
+        };
+        Self { http1: None, http2 }
+    }
+
+    /// HTTP/1.1, or HTTP/2 if ALPN selects it.
+    pub(super) fn http(settings: &settings::Http) -> Self {
+        let mut http1 = http1::Builder::new();
+        http1
+            .timer(TokioTimer::new())
+            .header_read_timeout(settings.header_timeout)
+            .max_header_size(HEADER_BYTES_MAX as usize)
+            // This also bounds how much of a body is read ahead.
+            .max_buf_size(HEADER_BYTES_MAX as usize);
+        let http2 = Http2 {
+            max_concurrent_streams: HTTP_STREAMS_MAX,
+            keepalive: keepalive(settings.header_timeout, HTTP_KEEPALIVE_TIMEOUT),
+        };
+        Self { http1: Some(http1), http2 }
+    }
+
+    /// ALPN protocol names, in order of preference.
+    pub(super) fn names(&self) -> &'static [&'static [u8]] {
+        match self.http1 {
+            None => &[b"h2"],
+            Some(_) => &[b"h2", b"http/1.1"],
+        }
+    }
+}
+
+/// HTTP/2 settings.
+#[derive(Clone, Copy, Debug)]
+struct Http2 {
+    max_concurrent_streams: u32,
+    keepalive: Keepalive,
+}
+
+fn keepalive(interval: Duration, timeout: Duration) -> Keepalive {
+    Keepalive { interval: interval.max(KEEPALIVE_MIN), timeout }
+}
+
+impl Http2 {
+    /// HTTP/2 for gRPC connections.
+    fn grpc_builder(&self) -> h2::server::Builder {
+        let mut http2 = h2::server::Builder::new();
+        http2
+            .initial_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
+            .max_send_buffer_size(SEND_BUFFER_BYTES_MAX)
+            .max_concurrent_streams(self.max_concurrent_streams)
+            .max_header_list_size(HEADER_BYTES_MAX)
+            .data_frame_budget(2 * SMALL_FRAME_BYTES * self.streams())
+            // A client that resets all its calls at once causes no more work than one that waits for the replies.
+            .max_pending_accept_reset_streams(self.streams())
+            .max_local_error_reset_streams(Some(RESETS_FOR_ERRORS_MAX));
+        http2
+    }
+
+    fn streams(&self) -> usize {
+        usize::try_from(self.max_concurrent_streams).unwrap_or(usize::MAX)
+    }
+
+    /// HTTP/2 for connections of the HTTP listeners.
+    fn http_builder(&self) -> http2::Builder<TokioExecutor> {
+        let mut http2 = http2::Builder::new(TokioExecutor::new());
+        http2
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(self.max_concurrent_streams)
+            .initial_stream_window_size(HTTP_WINDOW_BYTES)
+            .initial_connection_window_size(HTTP_WINDOW_BYTES)
+            .keep_alive_interval(self.keepalive.interval)
+            .keep_alive_timeout(self.keepalive.timeout)
+            .max_header_list_size(HEADER_BYTES_MAX)
+            .max_pending_accept_reset_streams(self.streams())
+            .max_local_error_reset_streams(RESETS_FOR_ERRORS_MAX);
+        http2
     }
 }
 

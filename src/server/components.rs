@@ -11,10 +11,9 @@ use tollgate_counter::{
 use tollgate_limiter::limiter::{self, Limiter};
 use tollgate_quota::QuotaService;
 use tollgate_remote::Remote;
-use tollgate_rules::{ActiveRules, RuleStatsRegistry};
+use tollgate_rules::ActiveRules;
 use tollgate_shared_store::SharedStore;
 use tollgate_store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND, divider::Dividers};
-use tollgate_telemetry::{logs::LogControl, traces::Traces};
 use tollgate_wire::proto::DESCRIPTORS;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
@@ -31,12 +30,11 @@ use crate::{
     },
     persistence::Persistence,
     server::{
-        Budgets, Phase, ServerStats, ServiceError, lifecycle,
+        Phase, Server, ServiceError, Tasks, lifecycle,
         limits::LimitLookups,
-        metrics,
-        replica::{self, ListeningReplica},
+        metrics::{self, MetricsSources},
+        replica,
         services::Services,
-        tasks::Tasks,
     },
     settings::{BackendChoice, Settings},
 };
@@ -53,47 +51,31 @@ const PROBE_SHARE: usize = 10;
 /// What listeners and background tasks share.
 pub(super) struct Components {
     settings: Settings,
-    clock: Clock,
-    stats: ServerStats,
-    phases: watch::Receiver<Phase>,
-    pub(super) active_rules: Arc<ActiveRules>,
+    pub(super) admin: AdminState,
+    metrics: MetricsSources,
+    probe: lifecycle::Probe,
     pub(super) persistence: Persistence,
-    pub(super) cluster: Option<Cluster>,
-    shared_store: Option<SharedStore>,
     limits: Option<LimitLookups>,
-    rule_source_stats: tollgate_sources::RuleSourceStats,
-    admin: AdminState,
     // The samples for the operators' page.
     live: Arc<admin::page::Live>,
     api: Api,
-    // `None` if it is not enabled.
-    quotas: Option<Arc<QuotaService>>,
     // Those of the quotas without a cluster.
     pub(super) dividers: Option<Arc<Dividers>>,
     callers: CallerRegistry,
 }
 
 impl Components {
-    /// Restores stored counters, listens for other replicas, and connects to the shared store, as far as the settings
-    /// have them.
-    pub(super) async fn start(
-        settings: Settings,
-        clock: Clock,
-        stats: ServerStats,
-        traces: Option<Traces>,
-        logs: LogControl,
-        phases: watch::Receiver<Phase>,
+    /// The components of `server`, which connect to the shared store if the settings have one.
+    pub(super) fn new(
+        server: &Server,
+        active_rules: Arc<ActiveRules>,
+        persistence: Persistence,
+        cluster: Option<Cluster>,
+        phase: watch::Receiver<Phase>,
         tasks: &mut Tasks,
     ) -> Result<Self, ServiceError> {
-        let rule_stats = RuleStatsRegistry::new(settings.metrics.names_per_rule);
-        let active_rules = Arc::new(ActiveRules::with_stats(rule_stats));
-        let (persistence, replica) =
-            ListeningReplica::start(settings.cluster.clone(), settings.store.clone(), &clock, &active_rules)
-                .await?;
-        let cluster = replica.as_ref().map(ListeningReplica::cluster);
-        if let Some(replica) = replica {
-            tasks.links.spawn(replica.run());
-        }
+        let settings = server.settings.clone();
+        let clock = server.clock.clone();
         let connect = |settings| {
             SharedStore::start(settings, clock.clone(), active_rules.clone(), &mut tasks.background)
         };
@@ -127,64 +109,90 @@ impl Components {
             });
             quotas
         });
-        let rule_source_stats = settings.rules.source.stats();
-        let admin = AdminState {
-            rule_source: admin::RuleSource::new(&settings.rules.source, rule_source_stats.clone()),
+        let denial_bodies = Arc::new(DenialBodies::new(&settings.denial));
+        let recorder = settings.admin.record.map(|values| Arc::new(Recorder::new(values)));
+        let api = Api::new(limiter.clone(), settings.api)
+            .with_headers(settings.headers.clone())
+            .with_denial_bodies(denial_bodies.clone())
+            .with_denials(settings.log.denials)
+            .with_recorder(recorder.clone())
+            .with_traces(server.traces.clone())
+            .with_admin_token(settings.admin.token_file.clone().map(admin::Token::new));
+        let rule_source = settings.rules.source.stats();
+        let store_settings = settings.shared_store.as_ref();
+        let probe = lifecycle::Probe {
+            phase,
+            active_rules: active_rules.clone(),
             cluster: cluster.clone(),
             shared_store: shared_store.clone(),
+            unready_without_store: store_settings.is_some_and(|settings| settings.unready_without_store),
+            rules_required: settings.rules.required,
+        };
+        let metrics = MetricsSources {
             active_rules: active_rules.clone(),
             memory: persistence.memory.clone(),
-            limiter: limiter.clone(),
+            limiter: limiter.metrics().clone(),
+            api: api.metrics().clone(),
+            listeners: server.stats.clone(),
+            budgets: server.grpc.terms.budgets.clone(),
+            logs: server.logs.clone(),
+            clock: clock.clone(),
+            cluster: cluster.clone(),
+            shared_store: shared_store.clone(),
+            limits: limits.as_ref().map(|limits| limits.cache.clone()),
+            rule_source: rule_source.clone(),
             quotas: quotas.clone(),
-            denial_bodies: Arc::new(DenialBodies::new(&settings.denial)),
-            reader: RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX),
-            settings: settings.given.clone().into(),
-            logs,
-            recorder: settings.admin.record.map(|values| Arc::new(Recorder::new(values))),
+            reference_names: settings.metrics.reference_names,
         };
-        let api = Api::new(limiter, settings.api)
-            .with_headers(settings.headers.clone())
-            .with_denial_bodies(admin.denial_bodies.clone())
-            .with_denials(settings.log.denials)
-            .with_recorder(admin.recorder.clone())
-            .with_traces(traces)
-            .with_admin_token(settings.admin.token_file.clone().map(admin::Token::new));
-        Ok(Self {
-            settings,
-            callers: CallerRegistry::new(clock.clone()),
-            clock,
-            stats,
-            phases,
-            active_rules,
-            persistence,
+        let admin = AdminState {
+            rule_source: admin::RuleSource::new(&settings.rules.source, rule_source),
             cluster,
             shared_store,
-            limits,
-            rule_source_stats,
+            active_rules,
+            memory: persistence.memory.clone(),
+            limiter,
+            quotas,
+            denial_bodies,
+            reader: RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX),
+            settings: settings.given.clone().into(),
+            logs: server.logs.clone(),
+            recorder,
+            requests: api.metrics().clone(),
+            metrics: Arc::new(metrics.clone()),
+            history: Arc::default(),
+            certificates: Arc::new(server.stats.clone()),
+            readiness: Arc::new(probe.clone()),
+            started: clock.now(),
+            clock,
+            alone: settings.backend.as_ref().and_then(BackendChoice::alone),
+        };
+        Ok(Self {
+            settings,
+            callers: CallerRegistry::new(admin.clock.clone()),
             admin,
+            metrics,
+            probe,
+            persistence,
+            limits,
             live: Arc::default(),
             api,
-            quotas,
             dividers: own_dividers,
         })
     }
 
     /// Starts what runs next to the listeners.
     pub(super) fn spawn_background(&self, background: &mut JoinSet<()>) {
-        let Self { settings, clock, active_rules, persistence, cluster, .. } = self;
+        let Self { settings, admin, persistence, probe, .. } = self;
+        let AdminState { clock, active_rules, cluster, .. } = admin;
         let source = settings.rules.source.clone();
-        let stats = self.rule_source_stats.clone();
+        let stats = admin.rule_source.stats.clone();
         background.spawn(source.run(clock.clone(), active_rules.clone(), stats));
-        let page = admin::page::SampleSources {
-            state: self.admin.clone(),
-            requests: self.api.metrics().clone(),
-            certificates: Arc::new(self.stats.clone()),
-            readiness: Arc::new(self.probe()),
-            started: clock.now(),
-        };
-        let stopping = || lifecycle::wait_for_phase(self.phases.clone(), Phase::Stopping);
-        background.spawn(self.live.clone().run(page, stopping()));
-        if let Some(recorder) = self.admin.recorder.clone() {
+        let stopping = || lifecycle::wait_for_phase(probe.phase.clone(), Phase::Stopping);
+        background.spawn(self.live.clone().run(admin.clone(), stopping()));
+        let metrics = admin.metrics.clone();
+        let history = admin.history.clone();
+        background.spawn(async move { history.record(metrics).await });
+        if let Some(recorder) = admin.recorder.clone() {
             let stopping = stopping();
             background.spawn(async move {
                 stopping.await;
@@ -194,7 +202,7 @@ impl Components {
         if let Some(limits) = self.limits.clone() {
             background.spawn(limits.run());
         }
-        if let Some(quotas) = self.quotas.clone() {
+        if let Some(quotas) = admin.quotas.clone() {
             background.spawn(quotas.run());
         }
         background.spawn(self.api.clone().follow_rules(active_rules.clone()));
@@ -208,20 +216,19 @@ impl Components {
 
     /// Keeps the clock of counters in step with the system clock, until that is out of range.
     pub(super) fn follow_system_clock(&self) -> impl Future<Output = ClockOutOfRange> + use<> {
-        let memory = self.persistence.memory.clone();
-        let cluster = self.cluster.clone();
-        follow_system_clock(self.clock.clone(), memory, cluster)
+        let AdminState { clock, memory, cluster, .. } = &self.admin;
+        follow_system_clock(clock.clone(), memory.clone(), cluster.clone())
     }
 
     /// Waits until requests can be decided.
     pub(super) async fn ready(&self) {
         if self.settings.rules.required {
-            self.active_rules.loaded().await;
+            self.admin.active_rules.loaded().await;
         }
-        if let Some(cluster) = &self.cluster {
+        if let Some(cluster) = &self.admin.cluster {
             cluster.joined().await;
         }
-        if let Some(store) = &self.shared_store {
+        if let Some(store) = &self.admin.shared_store {
             store.until_known().await;
         }
     }
@@ -229,9 +236,9 @@ impl Components {
     /// Waits until calls can be decided, or the first rules are refused, so that callers learn of it.
     pub(super) async fn answerable(&self) {
         if self.settings.rules.required {
-            self.active_rules.tried().await;
+            self.admin.active_rules.tried().await;
         }
-        if self.active_rules.status().last_error.is_none() {
+        if self.admin.active_rules.status().last_error.is_none() {
             self.ready().await;
         }
     }
@@ -239,9 +246,11 @@ impl Components {
     /// The services of the gRPC listener.
     pub(super) fn grpc_services(&self, background: &mut JoinSet<()>) -> Result<Services, ServiceError> {
         let (reporter, health) = tonic_health::server::health_reporter();
-        let names = lifecycle::health_names(self.quotas.is_some());
-        background.spawn(lifecycle::report_health(reporter, names, self.probe(), self.clock.clone()));
-        Ok(Services::grpc(grpc_routes(health)?, self.api.clone(), self.quotas.clone(), self.callers.clone()))
+        let quotas = self.admin.quotas.clone();
+        let names = lifecycle::health_names(quotas.is_some());
+        let clock = self.admin.clock.clone();
+        background.spawn(lifecycle::report_health(reporter, names, self.probe.clone(), clock));
+        Ok(Services::grpc(grpc_routes(health)?, self.api.clone(), quotas, self.callers.clone()))
     }
 
     /// The services of the HTTP listener.
@@ -252,72 +261,21 @@ impl Components {
         let reader = self.admin.reader.clone();
         let check = self.settings.check.clone();
         let hosts = Hosts::new(self.settings.http.hosts.clone());
-        let router = http::router(api, self.probe(), reader, check, hosts, calls_max, opened);
+        let router = http::router(api, self.probe.clone(), reader, check, hosts, calls_max, opened);
         Services::http(router, self.callers.clone())
     }
 
     /// The services of the admin listener.
-    pub(super) fn admin_services(&self, budgets: Budgets, background: &mut JoinSet<()>) -> Services {
-        let limiter = &self.admin.limiter;
-        let doctor = admin::doctor::DoctorSources {
-            rule_source: self.admin.rule_source.clone(),
-            active_rules: self.active_rules.clone(),
-            memory: self.persistence.memory.clone(),
-            limiter: limiter.clone(),
-            cluster: self.cluster.clone(),
-            shared_store: self.shared_store.clone(),
-            requests: self.api.metrics().clone(),
-            certificates: Arc::new(self.stats.clone()),
-            clock: self.clock.clone(),
-            alone: self.settings.backend.as_ref().and_then(BackendChoice::alone),
-            metrics: Arc::new(self.page_state(budgets)),
-            history: Arc::default(),
-        };
-        let metrics = doctor.metrics.clone();
-        let history = doctor.history.clone();
-        background.spawn(async move { history.record(metrics).await });
+    pub(super) fn admin_services(&self) -> Services {
         let limits = http::limits_router(self.api.clone(), self.admin.reader.clone());
-        let more = admin::doctor::router(doctor).merge(admin::page::router(self.live.clone())).merge(limits);
+        let more = admin::page::router(self.live.clone()).merge(limits);
         let router = admin::router(self.admin.clone(), self.settings.admin.token_file.clone(), more);
         Services::http(router, self.callers.clone())
     }
 
     /// The services of the metrics listener.
-    pub(super) fn metrics_services(&self, budgets: Budgets) -> Services {
-        Services::http(metrics::router(self.page_state(budgets)), self.callers.clone())
-    }
-
-    fn page_state(&self, budgets: Budgets) -> metrics::PageState {
-        metrics::PageState {
-            sources: metrics::MetricsSources {
-                active_rules: self.active_rules.clone(),
-                memory: self.persistence.memory.clone(),
-                limiter: self.admin.limiter.metrics().clone(),
-                api: self.api.metrics().clone(),
-                listeners: self.stats.clone(),
-                budgets,
-                logs: self.admin.logs.clone(),
-                clock: self.clock.clone(),
-            },
-            cluster: self.cluster.clone(),
-            shared_store: self.shared_store.clone(),
-            limits: self.limits.as_ref().map(|limits| limits.cache.clone()),
-            rule_source: self.rule_source_stats.clone(),
-            quotas: self.quotas.clone(),
-            reference_names: self.settings.metrics.reference_names,
-        }
-    }
-
-    fn probe(&self) -> lifecycle::Probe {
-        let store = self.settings.shared_store.as_ref();
-        lifecycle::Probe {
-            phase: self.phases.clone(),
-            active_rules: self.active_rules.clone(),
-            cluster: self.cluster.clone(),
-            shared_store: self.shared_store.clone(),
-            unready_without_store: store.is_some_and(|settings| settings.unready_without_store),
-            rules_required: self.settings.rules.required,
-        }
+    pub(super) fn metrics_services(&self) -> Services {
+        Services::http(metrics::router(self.metrics.clone()), self.callers.clone())
     }
 }
 

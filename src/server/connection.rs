@@ -10,17 +10,17 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use h2::{
-    Reason,
+    Ping, PingPong, Reason,
     server::{Builder, Connection as Http2Connection, Handshake},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -34,11 +34,8 @@ use crate::server::{
 };
 
 mod calls;
-mod keepalive;
 
 use calls::{AcceptedCall, CALLS_PER_POLL_MAX, ConnectionCalls, Deferred, PendingCalls};
-pub(super) use keepalive::Keepalive;
-use keepalive::KeepaliveTimer;
 
 /// Number of calls that are accepted, then decided, then replied to. The code of these steps is larger than the
 /// first-level cache of instructions: with one call at a time it is fetched again for each, which is 5 % of the CPU with
@@ -290,6 +287,62 @@ impl<W: AsyncRead + AsyncWrite + Unpin> GrpcConnection<W> {
         }
         self.has_unwritten = has_progressed | self.io_handle.take_delayed_write();
         Ok(ConnectionProgress::new(self.has_unwritten || self.io_handle.is_read_budget_spent()))
+    }
+}
+
+/// Keepalive settings.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keepalive {
+    /// Time without received bytes before a ping is sent; up to twice as long in practice.
+    pub(super) interval: Duration,
+    /// Time to wait for the ping reply before the connection is closed.
+    pub(super) timeout: Duration,
+}
+
+/// Sends keepalive pings. Completes when the client does not reply.
+struct KeepaliveTimer {
+    keepalive: Keepalive,
+    io_handle: IoHandle,
+    // `None` only if `ping_pong` was already taken, which does not happen.
+    pings: Option<PingPong>,
+    next: Pin<Box<Sleep>>,
+    is_ping_sent: bool,
+}
+
+impl KeepaliveTimer {
+    fn new(keepalive: Keepalive, io_handle: IoHandle, pings: Option<PingPong>) -> Self {
+        Self { keepalive, io_handle, pings, next: Box::pin(sleep(keepalive.interval)), is_ping_sent: false }
+    }
+
+    fn send_ping(&mut self, cx: &mut Context<'_>) {
+        if let Some(pings) = &mut self.pings {
+            // The previous pong must be taken before the next ping. Connection errors are reported by the connection
+            // itself.
+            let _ = pings.poll_pong(cx);
+            let _ = pings.send_ping(Ping::opaque());
+        }
+    }
+}
+
+/// Completes when the client has not replied to a ping in time.
+impl Future for KeepaliveTimer {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        let Keepalive { interval, timeout } = this.keepalive;
+        loop {
+            ready!(this.next.as_mut().poll(cx));
+            let is_silent = !this.io_handle.take_received();
+            if is_silent && this.is_ping_sent {
+                return Poll::Ready(());
+            }
+            this.is_ping_sent = is_silent;
+            if is_silent {
+                this.send_ping(cx);
+            }
+            this.next.as_mut().reset(Instant::now() + if is_silent { timeout } else { interval });
+        }
     }
 }
 

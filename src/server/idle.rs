@@ -5,10 +5,9 @@
 //! to read a response. So a slow client cannot lock out a probe.
 
 use std::{
-    collections::BTreeMap,
     future::Future,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
@@ -16,24 +15,11 @@ use std::{
 use tokio::{sync::Notify, time::Instant};
 
 /// The open connections of one listener.
+// Invariant: contains every open connection; closed ones are removed when the next one opens.
 #[derive(Debug, Default)]
-pub(super) struct ConnectionTracker(Mutex<Tracked>);
+pub(super) struct ConnectionTracker(Mutex<Vec<Weak<Activity>>>);
 
-#[derive(Debug, Default)]
-struct Tracked {
-    next: u64,
-    by_number: BTreeMap<u64, Arc<Activity>>,
-}
-
-/// An open connection; dropping it unregisters the connection.
-#[derive(Debug)]
-pub(super) struct TrackedConnection {
-    connections: Arc<ConnectionTracker>,
-    number: u64,
-    activity: Arc<Activity>,
-}
-
-/// The activity of one connection.
+/// The activity of one open connection.
 #[derive(Debug)]
 pub(super) struct Activity {
     state: Mutex<RunningRequests>,
@@ -57,67 +43,51 @@ pub(super) struct RequestActivity {
 }
 
 impl ConnectionTracker {
-    /// Registers a connection, which is idle at first.
-    pub(super) fn track(self: &Arc<Self>) -> TrackedConnection {
+    /// Registers a connection, which is idle at first, until its activity is dropped.
+    pub(super) fn track(&self) -> Arc<Activity> {
         let state = RunningRequests { running: 0, idle_since: Instant::now(), is_closing: false };
         let activity = Arc::new(Activity { state: Mutex::new(state), close: Notify::new() });
         let mut open = lock(&self.0);
-        let number = open.next;
-        open.next += 1;
-        open.by_number.insert(number, activity.clone());
-        TrackedConnection { connections: self.clone(), number, activity }
+        open.retain(|each| each.strong_count() > 0);
+        open.push(Arc::downgrade(&activity));
+        activity
     }
 
     /// Requests the close of the connection that has been idle longest. Returns `false` if no connection is idle.
     pub(super) fn close_longest_idle(&self) -> bool {
         let open = lock(&self.0);
         loop {
-            let idle = open.by_number.values().filter_map(|each| Some((each.idle_since()?, each)));
+            let idle =
+                open.iter().filter_map(Weak::upgrade).filter_map(|each| Some((each.idle_since()?, each)));
             let Some((_, longest)) = idle.min_by_key(|(since, _)| *since) else { return false };
             // If a request has arrived in the meantime, try the next one.
-            if longest.close() {
+            if longest.close_if_idle() {
                 return true;
             }
         }
     }
 }
 
-impl TrackedConnection {
-    pub(super) fn activity(&self) -> Arc<Activity> {
-        self.activity.clone()
+impl Activity {
+    /// Waits until the close is requested.
+    pub(super) fn close_requested(&self) -> impl Future<Output = ()> + '_ {
+        self.close.notified()
     }
 
     /// Requests the close unless a request is running. Returns whether the close was requested.
     pub(super) fn close_if_idle(&self) -> bool {
-        self.activity.close()
-    }
-
-    /// Waits until the close is requested.
-    pub(super) fn close_requested(&self) -> impl Future<Output = ()> + '_ {
-        self.activity.close.notified()
-    }
-}
-
-impl Drop for TrackedConnection {
-    fn drop(&mut self) {
-        lock(&self.connections.0).by_number.remove(&self.number);
-    }
-}
-
-impl Activity {
-    /// When the connection became idle; `None` if it is not idle, or is being closed.
-    fn idle_since(&self) -> Option<Instant> {
-        let state = lock(&self.state);
-        (state.running == 0 && !state.is_closing).then_some(state.idle_since)
-    }
-
-    fn close(&self) -> bool {
         let mut state = lock(&self.state);
         state.is_closing |= state.running == 0;
         if state.is_closing {
             self.close.notify_one();
         }
         state.is_closing
+    }
+
+    /// When the connection became idle; `None` if it is not idle, or is being closed.
+    fn idle_since(&self) -> Option<Instant> {
+        let state = lock(&self.state);
+        (state.running == 0 && !state.is_closing).then_some(state.idle_since)
     }
 }
 
@@ -162,7 +132,7 @@ mod tests {
     use super::*;
 
     /// Opens `number` connections, one per second.
-    async fn connections(number: usize) -> (Arc<ConnectionTracker>, Vec<TrackedConnection>) {
+    async fn connections(number: usize) -> (Arc<ConnectionTracker>, Vec<Arc<Activity>>) {
         let connections = Arc::new(ConnectionTracker::default());
         let mut open = Vec::new();
         for _ in 0..number {
@@ -172,14 +142,14 @@ mod tests {
         (connections, open)
     }
 
-    fn closing(open: &[TrackedConnection]) -> Vec<bool> {
-        open.iter().map(|each| lock(&each.activity.state).is_closing).collect()
+    fn closing(open: &[Arc<Activity>]) -> Vec<bool> {
+        open.iter().map(|each| lock(&each.state).is_closing).collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn longest_idle_connection_is_closed_first() {
         let (connections, open) = connections(3).await;
-        drop(RequestActivity::new(open[0].activity()));
+        drop(RequestActivity::new(open[0].clone()));
         assert!(connections.close_longest_idle());
         assert_eq!(closing(&open), [false, true, false]);
         open[1].close_requested().await;
@@ -190,8 +160,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn connection_with_running_request_is_not_closed() {
         let (connections, open) = connections(2).await;
-        let (first, second) =
-            (RequestActivity::new(open[0].activity()), RequestActivity::new(open[1].activity()));
+        let (first, second) = (RequestActivity::new(open[0].clone()), RequestActivity::new(open[1].clone()));
         assert!(first.start() && second.start() && second.start());
         assert!(!connections.close_longest_idle());
         drop(first);
@@ -202,11 +171,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn request_on_closing_connection_does_not_run() {
         let (connections, open) = connections(1).await;
-        let request = RequestActivity::new(open[0].activity());
+        let request = RequestActivity::new(open[0].clone());
         assert!(connections.close_longest_idle());
         assert!(!request.start());
         drop(request);
-        assert_eq!(lock(&open[0].activity.state).running, 0);
+        assert_eq!(lock(&open[0].state).running, 0);
     }
 
     #[tokio::test(start_paused = true)]

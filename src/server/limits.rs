@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tollgate_counter::{descriptor::escaped, time::Clock};
 use tollgate_limiter::limiter::{LimitCache, LimitLookup, LookupAnswer};
 use tollgate_shared_store::{PasswordError, SharedStore, StoredValue, StoredValues};
-use tollgate_sources::url::{UrlValue, UrlValues};
+use tollgate_sources::url::{Fetched, UrlValues};
 use tracing::{info, warn};
 
 use crate::settings::{LimitSettings, LimitStoreSettings};
@@ -110,15 +110,15 @@ impl LimitLookups {
         }
     }
 
-    fn of_url(&self, value: UrlValue) -> LookupAnswer {
-        match value {
-            UrlValue::Absent => self.answered(LookupAnswer::Absent),
-            UrlValue::Unchanged => self.answered(LookupAnswer::Unchanged),
-            UrlValue::Value { bytes, etag } => {
+    fn of_url(&self, fetched: Result<Fetched, String>) -> LookupAnswer {
+        match fetched {
+            Ok(Fetched::Absent) => self.answered(LookupAnswer::Absent),
+            Ok(Fetched::Unchanged) => self.answered(LookupAnswer::Unchanged),
+            Ok(Fetched::Document { bytes, etag }) => {
                 let etag = etag.map(String::into_boxed_str);
                 self.answered(LookupAnswer::Value { json: bytes, etag })
             }
-            UrlValue::Unavailable(reason) => self.failed(&reason),
+            Err(reason) => self.failed(&reason),
         }
     }
 

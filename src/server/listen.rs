@@ -41,27 +41,21 @@ pub(super) enum Listener {
 pub(super) type Socket = Either<TcpStream, UnixStream>;
 
 /// A socket that belongs to no runtime, to be moved from one runtime to another.
-#[derive(Debug)]
-pub(super) enum DetachedSocket {
-    Tcp(std::net::TcpStream),
-    Unix(std::os::unix::net::UnixStream),
-}
+pub(super) type DetachedSocket = Either<std::net::TcpStream, std::os::unix::net::UnixStream>;
 
-impl DetachedSocket {
-    /// Registers the socket with the current runtime.
-    pub(super) fn attach(self) -> io::Result<Socket> {
-        match self {
-            Self::Tcp(stream) => TcpStream::from_std(stream).map(Either::Left),
-            Self::Unix(stream) => UnixStream::from_std(stream).map(Either::Right),
-        }
+/// Registers a socket with the current runtime.
+pub(super) fn attach(socket: DetachedSocket) -> io::Result<Socket> {
+    match socket {
+        Either::Left(stream) => TcpStream::from_std(stream).map(Either::Left),
+        Either::Right(stream) => UnixStream::from_std(stream).map(Either::Right),
     }
 }
 
 /// Deregisters a socket from its runtime.
 pub(super) fn detach(socket: Socket) -> io::Result<DetachedSocket> {
     match socket {
-        Either::Left(stream) => stream.into_std().map(DetachedSocket::Tcp),
-        Either::Right(stream) => stream.into_std().map(DetachedSocket::Unix),
+        Either::Left(stream) => stream.into_std().map(Either::Left),
+        Either::Right(stream) => stream.into_std().map(Either::Right),
     }
 }
 

@@ -5,10 +5,12 @@ use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use bytesize::ByteSize;
 use tokio::{
     sync::{mpsc, oneshot, watch},
+    task::JoinSet,
     time::timeout,
 };
 use tollgate_cluster::link;
 use tollgate_counter::time::{Clock, ClockOutOfRange};
+use tollgate_rules::{ActiveRules, RuleStatsRegistry};
 use tollgate_shared_store::PasswordError;
 use tollgate_telemetry::{
     logs::LogControl,
@@ -40,16 +42,12 @@ mod services;
 mod shutdown;
 mod stats;
 mod stream;
-mod tasks;
 mod tls;
 mod wake_filter;
 mod workers;
 
 pub use lifecycle::Phase;
-pub use metrics::{
-    cluster_metrics, limit_metrics, replica_metrics, rlqs_metrics, rules_url_metrics, shared_store_metrics,
-    xds_metrics,
-};
+pub use metrics::{all_metrics, cluster_metrics, replica_metrics};
 pub use stats::{ListenerStats, ServerStats};
 pub use tls::CertificateFileError;
 pub use workers::WorkerPool;
@@ -63,7 +61,6 @@ use reply_bytes::ReplyBytes;
 use request_bytes::RequestBytes;
 use services::Services;
 use shutdown::Shutdown;
-use tasks::Tasks;
 use tls::ListenerCertificates;
 
 /// Maximum size of a message, in bytes.
@@ -283,23 +280,19 @@ impl Server {
     /// once. Fails, with a snapshot, if the system clock leaves the range of the clock.
     pub async fn run(self, mut shutdown: mpsc::Receiver<StopSignal>) -> Result<(), ServiceError> {
         self.log_bounds();
-        let Self { grpc, http, admin, metrics, traces, settings, clock, stats, mut workers, logs } = self;
         let (phase, phases) = watch::channel(Phase::Starting);
-        let mut drain = settings.drain.clone();
-        let callers = [stats.grpc.clone(), stats.http.clone()];
-        let poll_interval = settings.tls.poll_interval;
-        let grpc_address = settings.grpc.listen.clone();
         let mut tasks = Tasks::default();
-        let components = Components::start(
-            settings,
-            clock.clone(),
-            stats,
-            traces.clone(),
-            logs,
-            phases.clone(),
-            &mut tasks,
-        )
-        .await?;
+        let rule_stats = RuleStatsRegistry::new(self.settings.metrics.names_per_rule);
+        let active_rules = Arc::new(ActiveRules::with_stats(rule_stats));
+        let settings = self.settings.clone();
+        let (persistence, cluster) =
+            replica::start(settings.cluster, settings.store, &self.clock, &active_rules, &mut tasks).await?;
+        let components =
+            Components::new(&self, active_rules, persistence, cluster, phases.clone(), &mut tasks)?;
+        let Self { grpc, http, admin, metrics, traces, settings, stats, mut workers, .. } = self;
+        let mut drain = settings.drain;
+        let poll_interval = settings.tls.poll_interval;
+        let grpc_address = settings.grpc.listen;
         components.spawn_background(&mut tasks.background);
         tasks.clock.spawn(components.follow_system_clock());
         tasks.background.spawn(workers.worker_exit());
@@ -309,9 +302,9 @@ impl Server {
         let (open, opened) = watch::channel(false);
         let services = components.http_services(opened.clone());
         tasks.listeners.spawn(http.serve(services, workers.http_handles(), phases.clone()));
-        let services = components.metrics_services(grpc.terms.budgets.clone());
+        let services = components.metrics_services();
         tasks.listeners.spawn(metrics.serve(services, workers.page_handles(), phases.clone()));
-        let services = components.admin_services(grpc.terms.budgets.clone(), &mut tasks.background);
+        let services = components.admin_services();
         tasks.listeners.spawn(admin.serve(services, workers.page_handles(), phases.clone()));
         let services = components.grpc_services(&mut tasks.background)?;
         let handles = workers.grpc_handles();
@@ -347,7 +340,8 @@ impl Server {
         let result = tokio::select! {
             result = serve => result,
             signal = shutdown.recv() => {
-                let is_alone = components.cluster.is_none() && callers.iter().all(|callers| callers.open() == 0);
+                let has_callers = [stats.grpc, stats.http].iter().any(|callers| callers.open() > 0);
+                let is_alone = components.admin.cluster.is_none() && !has_callers;
                 if signal == Some(StopSignal::Interrupt) && is_alone {
                     drain.delay = Duration::ZERO;
                 }
@@ -358,21 +352,51 @@ impl Server {
         let is_graceful = result.is_ok();
         // The links and the clock are needed until the end.
         let Tasks { listeners, background, clock: _clock, links: _links } = tasks;
-        let Components { active_rules, persistence, cluster, dividers, .. } = components;
-        let parts = Shutdown {
-            drain,
-            phase,
-            listeners,
-            background,
-            cluster,
-            active_rules,
-            persistence,
-            dividers,
-            clock,
-            traces,
-        };
+        let parts = Shutdown { drain, phase, listeners, background, components, traces };
         parts.run(is_graceful, shutdown).await;
         result
+    }
+}
+
+/// The tasks of the service. None of them exits while it runs.
+#[derive(Debug, Default)]
+struct Tasks {
+    listeners: JoinSet<()>,
+    background: JoinSet<()>,
+    /// What follows the system clock.
+    clock: JoinSet<ClockOutOfRange>,
+    /// The links to other replicas; empty without a cluster.
+    links: JoinSet<Result<(), link::LinkError>>,
+}
+
+impl Tasks {
+    /// Waits until one of the tasks exits.
+    async fn exit(&mut self) -> ServiceError {
+        let failed = |task, exit: Result<(), String>| {
+            let reason = exit.err().unwrap_or_else(|| "task exited unexpectedly".to_owned());
+            ServiceError::TaskFailed { task, reason }
+        };
+        tokio::select! {
+            exit = exit_of(&mut self.links) => match exit {
+                Ok(Err(error)) => error.into(),
+                Ok(Ok(())) => failed("cluster links", Ok(())),
+                Err(panic) => failed("cluster links", Err(panic)),
+            },
+            exit = exit_of(&mut self.listeners) => failed("listener", exit),
+            exit = exit_of(&mut self.background) => failed("background task", exit),
+            exit = exit_of(&mut self.clock) => match exit {
+                Ok(error) => error.into(),
+                Err(panic) => failed("clock", Err(panic)),
+            },
+        }
+    }
+}
+
+/// Waits until one of the tasks returns or panics. Never completes without tasks.
+async fn exit_of<T: 'static>(tasks: &mut JoinSet<T>) -> Result<T, String> {
+    match tasks.join_next().await {
+        None => std::future::pending().await,
+        Some(exit) => exit.map_err(|panic| panic.to_string()),
     }
 }
 

@@ -2,62 +2,46 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tollgate_cluster::{
-    Cluster,
-    link::{self, LinkListener},
-};
+use tollgate_cluster::{Cluster, ClusterSettings};
 use tollgate_counter::{descriptor::Secret, time::Clock};
 use tollgate_rules::ActiveRules;
 use tracing::{info, warn};
 
 use crate::{
-    persistence::{self, Persistence, SlotSources},
-    server::ServiceError,
+    persistence::{Persistence, PersistenceSettings, SlotSources},
+    server::{ServiceError, Tasks},
 };
 
 /// Time for goodbyes to be sent.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A replica that listens for other replicas.
-#[derive(Debug)]
-pub(super) struct ListeningReplica {
-    cluster: Cluster,
-    listening: LinkListener,
-}
-
-impl ListeningReplica {
-    /// Restores stored counters with their secret and, if there are cluster settings, listens for other replicas.
-    pub(super) async fn start(
-        settings: Option<tollgate_cluster::ClusterSettings>,
-        store: persistence::PersistenceSettings,
-        clock: &Clock,
-        active_rules: &Arc<ActiveRules>,
-    ) -> Result<(Persistence, Option<Self>), ServiceError> {
-        let set_secret =
-            |secret: Option<Secret>| secret.into_iter().for_each(|secret| active_rules.set_secret(secret));
-        let Some(settings) = settings else {
-            let (persistence, secret) = Persistence::start(store, clock.now());
-            set_secret(secret);
-            return Ok((persistence, None));
-        };
-        let (persistence, secret, stored) = Persistence::start_shared(store, clock.now());
+/// Restores stored counters with their secret and, if there are cluster settings, listens for other replicas, with a task
+/// for the links to them.
+pub(super) async fn start(
+    settings: Option<ClusterSettings>,
+    store: PersistenceSettings,
+    clock: &Clock,
+    active_rules: &Arc<ActiveRules>,
+    tasks: &mut Tasks,
+) -> Result<(Persistence, Option<Cluster>), ServiceError> {
+    let set_secret =
+        |secret: Option<Secret>| secret.into_iter().for_each(|secret| active_rules.set_secret(secret));
+    let Some(settings) = settings else {
+        let (persistence, secret) = Persistence::start(store, clock.now());
         set_secret(secret);
-        let memory = persistence.memory.clone();
-        let rules = active_rules.clone();
-        let (cluster, listening) = Cluster::bind(settings, memory, stored, rules, clock.clone()).await?;
-        info!(listener = "cluster", address = %listening.address(), member = %cluster.local_id(), "listening");
-        let slots = cluster.clone();
-        let persistence = persistence.with_sources(SlotSources::new(move |slot| slots.snapshot_source(slot)));
-        Ok((persistence, Some(Self { cluster, listening })))
-    }
-
-    pub(super) fn cluster(&self) -> Cluster {
-        self.cluster.clone()
-    }
-
-    pub(super) async fn run(self) -> Result<(), link::LinkError> {
-        self.cluster.run(self.listening).await
-    }
+        return Ok((persistence, None));
+    };
+    let (persistence, secret, stored) = Persistence::start_shared(store, clock.now());
+    set_secret(secret);
+    let memory = persistence.memory.clone();
+    let rules = active_rules.clone();
+    let (cluster, listening) = Cluster::bind(settings, memory, stored, rules, clock.clone()).await?;
+    info!(listener = "cluster", address = %listening.address(), member = %cluster.local_id(), "listening");
+    let slots = cluster.clone();
+    let persistence = persistence.with_sources(SlotSources::new(move |slot| slots.snapshot_source(slot)));
+    let linked = cluster.clone();
+    tasks.links.spawn(async move { linked.run(listening).await });
+    Ok((persistence, Some(cluster)))
 }
 
 /// Announces the hash of the active rules to other replicas, for as long as it is polled.

@@ -12,7 +12,7 @@ use axum::{
     extract::ConnectInfo,
     http::{HeaderValue, Request, Response},
 };
-use hyper::body::{Body as _, Bytes};
+use hyper::body::{Body as _, Incoming};
 use tollgate_counter::resilience::{Caller, CallerOrigin, CallerRegistry};
 use tollgate_quota::QuotaService;
 use tonic::{Code, Status, codegen::Service as _};
@@ -20,7 +20,7 @@ use tonic::{Code, Status, codegen::Service as _};
 use crate::{
     api::{Api, FailedCall, ReadBatch},
     server::{
-        body::{BodySource, CallKind, RequestBody},
+        body::RequestBody,
         idle::{Activity, RequestActivity},
     },
 };
@@ -56,21 +56,16 @@ pub(super) struct Services {
 impl Services {
     /// Services over HTTP.
     pub(super) fn http(router: Router, callers: CallerRegistry) -> Self {
-        // A router with its state set is not rebuilt for each request.
-        let router = router.with_state(());
-        let api = None;
-        let quotas = None;
-        let activity = None;
-        let caller = Caller::default();
         Self {
-            router,
-            api,
-            quotas,
+            // A router with its state set is not rebuilt for each request.
+            router: router.with_state(()),
+            api: None,
+            quotas: None,
             peer: None,
             origin: CallerOrigin::Network(None),
-            activity,
+            activity: None,
             callers,
-            caller,
+            caller: Caller::default(),
         }
     }
 
@@ -81,19 +76,7 @@ impl Services {
         quotas: Option<Arc<QuotaService>>,
         callers: CallerRegistry,
     ) -> Self {
-        let api = Some(api);
-        let activity = None;
-        let caller = Caller::default();
-        Self {
-            router,
-            api,
-            quotas,
-            peer: None,
-            origin: CallerOrigin::Network(None),
-            activity,
-            callers,
-            caller,
-        }
+        Self { api: Some(api), quotas, ..Self::http(router, callers) }
     }
 
     /// The services for one connection. `name` is that of the client's certificate, which was verified.
@@ -154,17 +137,14 @@ impl Services {
         request.uri().path().starts_with(STREAMING_SERVICES)
     }
 
-    /// Handles a request. `read` is the part of its body that was already read.
-    pub(super) fn handle<B: Into<BodySource>>(
+    /// Handles a request over HTTP.
+    pub(super) fn handle(
         self: &Arc<Self>,
-        request: Request<B>,
-        read: Option<Bytes>,
-    ) -> impl Future<Output = Response<Body>> + Send + use<B> {
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Response<Body>> + Send + use<> {
         let this = self.clone();
-        let kind = if Self::is_streaming(&request) { CallKind::Streaming } else { CallKind::Unary };
         let activity = this.activity.clone().map(|activity| Arc::new(RequestActivity::new(activity)));
-        let request =
-            request.map(|body| RequestBody::new(body.into(), read, kind).with_activity(activity.clone()));
+        let request = request.map(|body| RequestBody::new(body, activity.clone()));
         async move {
             if let Some(activity) = &activity
                 && request.body().is_end_stream()
@@ -174,13 +154,14 @@ impl Services {
                 pending::<()>().await;
             }
             // Boxed to keep this future small.
-            let response = Box::pin(this.route(request)).await;
+            let response = Box::pin(this.route(request.map(Body::new))).await;
             drop(activity);
             response
         }
     }
 
-    async fn route(&self, mut request: Request<RequestBody>) -> Response<Body> {
+    /// Passes a request to the router.
+    pub(super) async fn route(&self, mut request: Request<Body>) -> Response<Body> {
         if let Some(peer) = self.peer {
             request.extensions_mut().insert(ConnectInfo(peer));
         }

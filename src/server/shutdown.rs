@@ -1,6 +1,6 @@
 //! The end of the process: drain, hand-off, the last snapshot and the last spans, each within a bound.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use futures_util::future::join;
 use tokio::{
@@ -9,15 +9,12 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 use tollgate_cluster::Cluster;
-use tollgate_counter::time::Clock;
-use tollgate_rules::ActiveRules;
-use tollgate_store::divider::Dividers;
 use tollgate_telemetry::traces::Traces;
 use tracing::{field::display, info, warn};
 
 use crate::{
-    persistence::Persistence,
-    server::{Phase, StopSignal, replica},
+    api::admin::AdminState,
+    server::{Phase, StopSignal, components::Components, replica},
     settings::Drain,
 };
 
@@ -30,12 +27,7 @@ pub(super) struct Shutdown {
     pub(super) phase: watch::Sender<Phase>,
     pub(super) listeners: JoinSet<()>,
     pub(super) background: JoinSet<()>,
-    pub(super) cluster: Option<Cluster>,
-    pub(super) active_rules: Arc<ActiveRules>,
-    pub(super) persistence: Persistence,
-    // Those of a process without a cluster.
-    pub(super) dividers: Option<Arc<Dividers>>,
-    pub(super) clock: Clock,
+    pub(super) components: Components,
     pub(super) traces: Option<Traces>,
 }
 
@@ -49,8 +41,8 @@ struct UnfinishedShutdown {
 impl Shutdown {
     /// Finishes open calls if `is_graceful`, then writes the snapshot and the spans. A signal ends this at once.
     pub(super) async fn run(self, is_graceful: bool, mut second_signal: mpsc::Receiver<StopSignal>) {
-        let cluster = self.cluster.clone();
-        let persistence = self.persistence.clone();
+        let cluster = self.components.admin.cluster.clone();
+        let persistence = self.components.persistence.clone();
         let has_snapshot = persistence.path().is_some();
         let mut unfinished =
             UnfinishedShutdown { calls: true, snapshot: has_snapshot, spans: self.traces.is_some() };
@@ -66,18 +58,9 @@ impl Shutdown {
     }
 
     async fn finish(self, is_graceful: bool, unfinished: &mut UnfinishedShutdown) {
-        let Self {
-            drain,
-            phase,
-            listeners,
-            background,
-            cluster,
-            active_rules,
-            persistence,
-            mut dividers,
-            clock,
-            traces,
-        } = self;
+        let Self { drain, phase, listeners, background, components, traces } = self;
+        let AdminState { cluster, active_rules, clock, .. } = &components.admin;
+        let mut dividers = components.dividers;
         let end = Instant::now() + drain.timeout;
         // Calls that stay open must not prevent the snapshot.
         let reserved =
@@ -99,11 +82,11 @@ impl Shutdown {
         // No request is served from here on, so the background tasks are no longer needed.
         drop(background);
         unfinished.calls = false;
-        if let Some(cluster) = &cluster {
+        if let Some(cluster) = cluster {
             replica::leave(cluster).await;
         }
         let write = async {
-            persistence.write_last(&clock, active_rules.secret(), dividers, end).await;
+            components.persistence.write_last(clock, active_rules.secret(), dividers, end).await;
             unfinished.snapshot = false;
         };
         let send = async {

@@ -94,16 +94,11 @@ pub(super) struct MessageStream<R> {
     replies: VecDeque<Bytes>,
     replies_bytes: usize,
     unsent: Unsent,
-    deadline: Option<Deadline>,
+    // The end of the time that the client gives to the stream.
+    deadline: Option<Pin<Box<Sleep>>>,
     closing: BoxFuture<'static, ()>,
     /// Once set, no message is read.
     end: Option<Result<(), Status>>,
-}
-
-/// The end of the time that the client gives to the stream.
-struct Deadline {
-    at: Instant,
-    sleep: Pin<Box<Sleep>>,
 }
 
 impl QuestionReplier {
@@ -232,7 +227,7 @@ impl<R: Replier> MessageStream<R> {
             replies: VecDeque::new(),
             replies_bytes: 0,
             unsent,
-            deadline: at.map(|at| Deadline { at, sleep: Box::pin(sleep_until(at)) }),
+            deadline: at.map(|at| Box::pin(sleep_until(at))),
             // An error means that the connection is gone, which ends the stream anyway.
             closing: Box::pin(closing.cancelled_owned()),
             end: None,
@@ -308,7 +303,7 @@ impl<R: Replier> MessageStream<R> {
                 self.end = Some(Err(Status::unavailable("the connection is closing: ask on another one")));
                 return true;
             }
-            if self.deadline.as_mut().is_some_and(|deadline| deadline.sleep.as_mut().poll(cx).is_ready()) {
+            if self.deadline.as_mut().is_some_and(|deadline| deadline.as_mut().poll(cx).is_ready()) {
                 self.end = Some(Err(Status::deadline_exceeded("the time of the stream is over")));
                 return true;
             }
@@ -329,7 +324,8 @@ impl<R: Replier> MessageStream<R> {
     }
 
     fn receive(&mut self, message: CompleteMessage) {
-        let rest = self.deadline.as_ref().map(Deadline::rest);
+        let rest = |deadline: &Pin<Box<Sleep>>| deadline.deadline().saturating_duration_since(Instant::now());
+        let rest = self.deadline.as_ref().map(rest);
         match self.replier.receive(message, rest) {
             Ok(Some(reply)) => self.push(reply),
             Ok(None) => {}
@@ -369,11 +365,5 @@ impl<R: Replier> MessageStream<R> {
             stream.send_data(self.unsent.part(chunk), false)?;
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-impl Deadline {
-    fn rest(&self) -> Duration {
-        self.at.saturating_duration_since(Instant::now())
     }
 }

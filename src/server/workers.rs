@@ -3,11 +3,7 @@
 use std::{
     future::Future,
     io,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-        mpsc::RecvTimeoutError,
-    },
+    sync::{Arc, mpsc::RecvTimeoutError},
     thread,
     time::Duration,
 };
@@ -46,7 +42,8 @@ pub(super) struct WorkerHandles(Arc<[WorkerHandle]>);
 #[derive(Clone, Debug)]
 struct WorkerHandle {
     runtime: Handle,
-    connections: Arc<AtomicUsize>,
+    // Each connection has a clone.
+    connections: Arc<()>,
 }
 
 #[derive(Debug)]
@@ -57,9 +54,6 @@ struct Worker {
     // Nothing is sent: the channel closes when the thread exits.
     exited: std::sync::mpsc::Receiver<()>,
 }
-
-/// Counts a connection of a worker until it is dropped.
-struct ConnectionAssignment(Arc<AtomicUsize>);
 
 impl WorkerPool {
     /// Starts `workers` threads for gRPC, one for probes and JSON, and one for admin and metrics pages.
@@ -152,25 +146,18 @@ impl WorkerHandles {
     /// Runs `task`, which drives one connection, on the worker with the fewest connections.
     pub(super) fn spawn(&self, open: &mut JoinSet<()>, task: impl Future<Output = ()> + Send + 'static) {
         let Some(WorkerHandle { runtime, connections }) =
-            self.0.iter().min_by_key(|handle| handle.connections.load(Relaxed))
+            self.0.iter().min_by_key(|handle| Arc::strong_count(&handle.connections))
         else {
             open.spawn(task);
             return;
         };
-        connections.fetch_add(1, Relaxed);
-        let assignment = ConnectionAssignment(connections.clone());
+        let connections = connections.clone();
         let task = Box::pin(task);
         let task = async move {
-            let _assignment = assignment;
+            let _counted = connections;
             task.await;
         };
         open.spawn_on(task, runtime);
-    }
-}
-
-impl Drop for ConnectionAssignment {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
     }
 }
 
@@ -208,7 +195,8 @@ mod tests {
         for _ in 0..10 {
             handles.spawn(&mut open, async {});
             open.join_next().await.unwrap().unwrap();
-            assert!(handles.0.iter().all(|handle| handle.connections.load(Relaxed) == 0));
+            // Those of the pool and of the handles.
+            assert!(handles.0.iter().all(|handle| Arc::strong_count(&handle.connections) == 2));
         }
     }
 

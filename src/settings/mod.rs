@@ -6,23 +6,19 @@ use tollgate_limiter::limiter;
 use crate::{api, persistence};
 
 mod catalog;
-mod conflicts;
 mod draft;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-mod limits;
 mod listeners;
 mod memory;
 mod otel;
 mod reference;
-mod rules;
 mod schema;
-mod shared_counters;
 mod sources;
 mod value_type;
 
 pub use catalog::{Admin, CATALOG, Drain, Grpc, Http, Memory, Metrics};
-pub use limits::{LimitSettings, LimitStoreSettings};
+pub use draft::{LimitSettings, LimitStoreSettings};
 pub use listeners::{CertificateName, ListenAddress, ListenerTlsFiles, TlsSettings};
 pub use reference::{Backend, BackendChoice};
 pub use schema::json_schema;

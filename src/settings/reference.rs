@@ -1,17 +1,21 @@
 //! The environment of envoyproxy/ratelimit as a source of settings, so that a deployment of it can start this program.
 
-mod counters;
-mod translation;
-mod values;
+use std::net::SocketAddr;
 
-pub use translation::{Backend, BackendChoice};
-pub(super) use translation::{Given, Own, Translation};
+use tollgate_shared_store::Passwords;
 
-use counters::Login;
-use translation::Variables;
-use values::{
-    ANY_HOST, address, boolean, joined_address, log_level, redis_connections, redis_timeout, switch,
+use crate::settings::{
+    catalog::{REDIS_CONNECTIONS_MAX, REDIS_TIMEOUT_MAX, REDIS_TIMEOUT_MIN},
+    value_type::{StoreKind, duration},
 };
+
+/// What an operator can do if the store of the variables cannot be used.
+const WAYS_OUT: &str = "name a server of Redis in REDIS_URL as HOST:PORT, or set TOLLGATE_CLUSTER__LISTEN for counters in the memory of a cluster, or TOLLGATE_STORE__KIND=memory for those of one replica";
+
+/// The variables that name the store.
+const STORE: [&str; 5] = ["BACKEND_TYPE", "REDIS_URL", "REDIS_TYPE", "REDIS_SOCKET_TYPE", "REDIS_TLS"];
+/// The host of listeners without one.
+const ANY_HOST: &str = "0.0.0.0";
 
 /// How a variable is read.
 enum VariableSyntax {
@@ -176,11 +180,119 @@ const PREFIXES: &[(&str, &str)] = &[
     ("MEMCACHE_", NO_MEMCACHED),
 ];
 
+/// The variables of a process.
+#[derive(Clone, Copy)]
+struct Variables<'e>(&'e [(String, String)]);
+
+impl<'e> Variables<'e> {
+    /// The value of a variable; `None` if it is empty, as the reference's own defaults are.
+    fn value(self, variable: &str) -> Option<&'e str> {
+        let found = self.0.iter().find(|(name, _)| name == variable);
+        found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+    }
+
+    fn is_on(self, variable: &str) -> bool {
+        self.value(variable).and_then(switch).unwrap_or(false)
+    }
+
+    /// The problem of a switch whose value is no boolean.
+    fn wrong_switch(self, variable: &str) -> Option<String> {
+        let wrong = self.value(variable).filter(|value| switch(value).is_none())?;
+        Some(format!("{variable}: `{wrong}` is not allowed; true and false are"))
+    }
+}
+
+/// What the settings of the other sources say that decides how variables are read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own {
+    /// The store that an operator has set.
+    pub(super) store: Option<StoreKind>,
+    /// The replica is part of a cluster.
+    pub(super) has_cluster: bool,
+    /// A file has the password for the servers.
+    pub(super) has_password_file: bool,
+    /// A file has the password for the sentinels.
+    pub(super) has_sentinel_password_file: bool,
+}
+
+/// A value for a setting, and the variable that it comes from.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Given {
+    pub(super) setting: &'static str,
+    pub(super) value: String,
+    pub(super) variable: String,
+}
+
+/// What the environment means here.
+#[derive(Debug, Default)]
+pub(super) struct Translation {
+    pub(super) settings: Vec<Given>,
+    /// Passwords for the shared store. No setting has one, so that none is displayed.
+    pub(super) passwords: Passwords,
+    /// Variables that have no effect, each with the reason.
+    pub(super) without_effect: Vec<String>,
+    /// Values that are not allowed.
+    pub(super) problems: Vec<String>,
+    /// Where the counters are; `None` if the variables name no store that can be used.
+    pub(super) choice: Option<BackendChoice>,
+}
+
+impl Translation {
+    fn give(&mut self, setting: &'static str, value: impl Into<String>, variable: &str) {
+        let value = value.into();
+        let variable = variable.to_owned();
+        self.settings.push(Given { setting, value, variable });
+    }
+}
+
+/// Where the counters are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// The memory of this replica.
+    Memory,
+    /// The memory of all replicas of a cluster.
+    Cluster,
+    /// Servers that replicas share.
+    Redis,
+}
+
+/// Where the counters are, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BackendChoice {
+    /// Where they are.
+    pub backend: Backend,
+    /// Why they are there.
+    pub reason: &'static str,
+}
+
+impl Backend {
+    /// The name of the backend in the log.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cluster => "cluster",
+            Self::Redis => "redis",
+        }
+    }
+}
+
+impl BackendChoice {
+    /// Why each replica counts by itself; `None` if replicas share their counters.
+    pub fn alone(&self) -> Option<&'static str> {
+        (self.backend == Backend::Memory).then_some(self.reason)
+    }
+
+    /// A variable of counters in Redis, which has no effect.
+    fn unused(&self, variable: &str) -> String {
+        format!("{variable} (counters are in memory: {})", self.reason)
+    }
+}
+
 /// Translates the variables of the reference.
 pub(super) fn translate(environment: &[(String, String)], own: Own) -> Translation {
     let variables = Variables(environment);
     let mut translation = Translation::default();
-    let choice = counters::choose(variables, own);
+    let choice = choose(variables, own);
     let reader = VariableReader { variables, own, choice: choice.as_ref().ok() };
     for (variable, value) in environment {
         match VARIABLES.iter().find(|(name, _)| name == variable) {
@@ -195,7 +307,7 @@ pub(super) fn translate(environment: &[(String, String)], own: Own) -> Translati
     reader.joined(&mut translation);
     match choice {
         Ok(choice) => {
-            counters::translate(variables, own, &choice, &mut translation);
+            give_store(variables, own, &choice, &mut translation);
             translation.choice = Some(choice);
         }
         Err(problem) => translation.problems.push(problem),
@@ -218,7 +330,7 @@ impl VariableReader<'_> {
         }
         match rule {
             VariableSyntax::Joined => {}
-            VariableSyntax::Login(login) => counters::log_in(variable, value, *login, self.own, translation),
+            VariableSyntax::Login(login) => log_in(variable, value, *login, self.own, translation),
             VariableSyntax::Same(setting) => translation.give(setting, value, variable),
             VariableSyntax::With(needed, setting) if self.variables.is_on(needed) => {
                 translation.give(setting, value, variable);
@@ -299,6 +411,208 @@ impl VariableReader<'_> {
                 .push(format!("CONFIG_TYPE: `{other}` is not allowed; FILE and GRPC_XDS_SOTW are")),
         }
     }
+}
+
+/// What a password is for.
+#[derive(Clone, Copy)]
+enum Login {
+    Servers,
+    Sentinels,
+}
+
+/// Where the counters are. Settings of an operator decide before the variables of the reference. An error says why
+/// the store of the variables cannot be used.
+fn choose(variables: Variables<'_>, own: Own) -> Result<BackendChoice, String> {
+    let in_memory = if own.has_cluster { Backend::Cluster } else { Backend::Memory };
+    let (backend, reason) = match own.store {
+        Some(StoreKind::Redis) => (Backend::Redis, "store.kind is redis"),
+        Some(StoreKind::Memory) => (in_memory, "store.kind is memory"),
+        None if own.has_cluster => (in_memory, "cluster.listen is set"),
+        None => reference_backend(variables)?,
+    };
+    Ok(BackendChoice { backend, reason })
+}
+
+fn reference_backend(variables: Variables<'_>) -> Result<(Backend, &'static str), String> {
+    let backend = variables.value("BACKEND_TYPE");
+    if let Some(other) = backend.filter(|backend| *backend != "redis") {
+        return Err(format!("BACKEND_TYPE: `{other}` is not a store of Tollgate; {WAYS_OUT}"));
+    }
+    match variables.value("REDIS_URL") {
+        None if backend.is_none() => Ok((Backend::Memory, "REDIS_URL is not set")),
+        None => Err(format!("BACKEND_TYPE: `redis` without REDIS_URL is a Unix socket; {WAYS_OUT}")),
+        Some(_) if has_only_invalid_names(&servers(variables).1) => {
+            Ok((Backend::Memory, "the host of REDIS_URL is below .invalid, so it does not exist"))
+        }
+        Some(_) => Ok((Backend::Redis, "REDIS_URL names a server")),
+    }
+}
+
+/// The service of sentinels, if `REDIS_TYPE` says so, and the servers of `REDIS_URL`.
+fn servers(variables: Variables<'_>) -> (Option<&str>, Vec<&str>) {
+    let mut servers: Vec<_> =
+        variables.value("REDIS_URL").into_iter().flat_map(|urls| urls.split(',')).map(str::trim).collect();
+    let has_service = redis_type(variables) == "sentinel" && !servers.is_empty();
+    (has_service.then(|| servers.remove(0)), servers)
+}
+
+fn redis_type(variables: Variables<'_>) -> String {
+    variables.value("REDIS_TYPE").unwrap_or("single").to_ascii_lowercase()
+}
+
+/// Whether these servers stand for none. An address without servers is an error instead.
+fn has_only_invalid_names(servers: &[&str]) -> bool {
+    !servers.is_empty() && servers.iter().all(|server| is_invalid(server))
+}
+
+/// Whether the name of a server is one that never exists (RFC 6761).
+fn is_invalid(server: &str) -> bool {
+    let (_, rest) = server.rsplit_once('@').or(server.split_once("://")).unwrap_or(("", server));
+    let host = rest.split([':', '/']).next().unwrap_or_default().trim_end_matches('.').to_ascii_lowercase();
+    host == "invalid" || host.ends_with(".invalid")
+}
+
+/// The settings of the store.
+fn give_store(variables: Variables<'_>, own: Own, choice: &BackendChoice, translation: &mut Translation) {
+    if choice.backend != Backend::Redis {
+        let given = STORE.into_iter().filter(|name| variables.value(name).is_some());
+        translation.without_effect.extend(given.map(|name| choice.unused(name)));
+        return;
+    }
+    if own.store.is_none() {
+        translation.give("store.kind", "redis", "REDIS_URL");
+    }
+    match &*redis_type(variables) {
+        "single" => translation.give("store.redis.mode", "standalone", "REDIS_TYPE"),
+        mode @ ("sentinel" | "cluster") => translation.give("store.redis.mode", mode, "REDIS_TYPE"),
+        other => translation.problems.push(format!(
+            "REDIS_TYPE: `{other}` is not allowed; single, sentinel and cluster are, or {WAYS_OUT}"
+        )),
+    }
+    translation.problems.extend(variables.wrong_switch("REDIS_TLS"));
+    let (service, servers) = servers(variables);
+    if let Some(service) = service {
+        translation.give("store.redis.sentinel_service", service, "REDIS_URL");
+        if servers.is_empty() {
+            translation.problems.push("REDIS_URL: sentinels are NAME,HOST:PORT[,HOST:PORT]...".to_owned());
+        }
+    }
+    if servers.is_empty() {
+        return;
+    }
+    let socket = variables.value("REDIS_SOCKET_TYPE").filter(|kind| !kind.starts_with("tcp"));
+    let path = servers.iter().find(|server| server.starts_with('/'));
+    for (variable, value) in [("REDIS_SOCKET_TYPE", socket), ("REDIS_URL", path.copied())] {
+        if let Some(value) = value {
+            translation.problems.push(format!("{variable}: `{value}`: connections are TCP only; {WAYS_OUT}"));
+            return;
+        }
+    }
+    let scheme = if variables.is_on("REDIS_TLS") { "rediss" } else { "redis" };
+    let mut urls = Vec::with_capacity(servers.len());
+    for server in servers {
+        let (given, rest) = server.split_once("://").unwrap_or(("redis", server));
+        let scheme = if given == "redis" { scheme } else { given };
+        // A password with an escaped character is refused as a URL.
+        let login = rest.rsplit_once('@').filter(|(login, _)| {
+            server.contains("://") && login.contains(':') && !login.contains('%') && urls.is_empty()
+        });
+        let address = match login {
+            None => rest,
+            Some((login, address)) => {
+                if variables.value("REDIS_AUTH").is_none() {
+                    log_in("REDIS_URL", login, Login::Servers, own, translation);
+                }
+                address
+            }
+        };
+        urls.push(format!("{scheme}://{address}"));
+    }
+    translation.give("store.redis.urls", urls.join(","), "REDIS_URL");
+}
+
+/// A user and a password. No message contains the value.
+fn log_in(variable: &str, value: &str, login: Login, own: Own, translation: &mut Translation) {
+    let (user_setting, file_setting, has_file) = match login {
+        Login::Servers => ("store.redis.username", "store.redis.password_file", own.has_password_file),
+        Login::Sentinels => (
+            "store.redis.sentinel_username",
+            "store.redis.sentinel_password_file",
+            own.has_sentinel_password_file,
+        ),
+    };
+    if has_file {
+        translation.without_effect.push(format!("{variable} ({file_setting} has the password)"));
+        return;
+    }
+    let (user, password) = value.split_once(':').unwrap_or(("", value));
+    if password.is_empty() || user.contains(char::is_whitespace) {
+        translation.problems.push(format!("{variable}: the value is neither PASSWORD nor USER:PASSWORD"));
+        return;
+    }
+    if !user.is_empty() {
+        translation.give(user_setting, user, variable);
+    }
+    let place = match login {
+        Login::Servers => &mut translation.passwords.server,
+        Login::Sentinels => &mut translation.passwords.sentinel,
+    };
+    *place = Some(password.to_owned());
+}
+
+fn joined_address(host: &str, port: &str) -> String {
+    let host = if host == "localhost" { "127.0.0.1" } else { host };
+    if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
+}
+
+/// An address, of which the host may be left out.
+fn address(text: &str) -> Option<String> {
+    let (host, port) = text.rsplit_once(':')?;
+    let address = joined_address(if host.is_empty() { ANY_HOST } else { host }, port);
+    address.parse::<SocketAddr>().ok().map(|_| address)
+}
+
+fn log_level(text: &str) -> Option<String> {
+    let level = text.to_ascii_lowercase();
+    let level = match &*level {
+        "panic" | "fatal" => "error",
+        "warning" => "warn",
+        level @ ("error" | "warn" | "info" | "debug" | "trace") => level,
+        _another => return None,
+    };
+    Some(level.to_owned())
+}
+
+/// A boolean as Go reads it.
+fn switch(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _another => None,
+    }
+}
+
+/// The reference bounds only its wait for a connection, and 0 means no bound there. Here the longest one stands for what
+/// is longer.
+fn redis_timeout(text: &str) -> Option<String> {
+    let given = duration(text)?;
+    let timeout = if given.is_zero() { REDIS_TIMEOUT_MAX } else { given };
+    let within = timeout.clamp(REDIS_TIMEOUT_MIN, REDIS_TIMEOUT_MAX);
+    Some(if within == given { text.to_owned() } else { format!("{}ms", within.as_millis()) })
+}
+
+/// Calls of the reference wait for a connection of their own, so its pools are larger than what is of use here.
+fn redis_connections(text: &str) -> Option<String> {
+    let given: u64 = text.parse().ok().filter(|connections| *connections > 0)?;
+    Some(given.min(REDIS_CONNECTIONS_MAX).to_string())
+}
+
+fn boolean(text: &str) -> Option<String> {
+    switch(text).map(|on| on.to_string())
 }
 
 #[cfg(test)]

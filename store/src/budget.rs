@@ -151,10 +151,9 @@ impl MemoryReservation {
         self.bytes = bytes;
     }
 
-    /// Whether there is memory for a copy of so many bytes in place of these.
-    pub fn has_room_for_copy(&self, bytes: usize) -> bool {
-        let more = bytes.saturating_sub(self.bytes);
-        more == 0 || self.budget.as_ref().is_none_or(|budget| !budget.is_short_of_copy(more))
+    /// The number of bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
     }
 }
 

@@ -5,7 +5,7 @@ use std::{convert::Infallible, ops::Deref};
 use smallvec::SmallVec;
 use tollgate_counter::algorithm::Decision;
 
-use crate::{Check, OwnTerms};
+use crate::{Check, Settled};
 
 /// Any number of checks.
 pub type Checks<'a> = SmallVec<[Check<'a>; 2]>;
@@ -31,24 +31,19 @@ pub struct SingleDecision {
     pub own: Option<u64>,
 }
 
-/// The decisions of a check set that were made elsewhere.
-#[derive(Clone, Debug)]
-pub struct RemoteDecisions {
-    /// The decisions, in the order of the checks.
+/// What the counters of a call have answered, here or elsewhere.
+#[derive(Clone, Debug, Default)]
+pub struct CounterOutcomes {
+    /// The decisions, in the order of the checks; none of a settlement.
     pub decisions: Decisions,
-    /// For each decision, whether it was made without the counter, which could not be reached.
+    /// For each decision, whether it was made without the counter, which could not be reached. Empty if none was.
     pub degraded: SmallVec<[bool; 2]>,
-}
-
-/// The answer to a reservation.
-#[derive(Clone, Debug)]
-pub struct Reserved {
     /// Whether everything is held. Otherwise nothing is.
     pub is_held: bool,
     /// Whether the id is known and a hold of it has ended: this call holds nothing for it.
     pub has_ended: bool,
-    /// The decisions, in the order of the checks.
-    pub decisions: Decisions,
+    /// How each check was settled, if the call was a settlement.
+    pub settled: SmallVec<[Settled; 2]>,
 }
 
 impl Decisions {
@@ -78,11 +73,10 @@ impl Decisions {
     }
 }
 
-impl Reserved {
-    /// The answer with the limits of their own that have decided, in the order of the checks.
-    pub fn with_own(self, own: &[Option<OwnTerms>]) -> Self {
-        let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
-        Self { decisions: self.decisions.with_own(displayed), ..self }
+/// The outcomes of a call that holds nothing.
+impl From<Decisions> for CounterOutcomes {
+    fn from(decisions: Decisions) -> Self {
+        Self { decisions, ..Self::default() }
     }
 }
 

@@ -1,18 +1,17 @@
 //! A counter with its side data, in every store.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use tollgate_counter::{
     algorithm::{Counter, Decision, Limit, Operation},
-    packed_counter::{Decoded, Now, PackedCounter},
+    packed_counter::{Decoded, Now, PackedCounter, put_tagged, tagged},
     time::Timestamp,
 };
 
 use crate::{
-    HOLDS_MAX, HoldId, OwnLimitState, OwnTerms, Settled,
+    CounterDetails, HOLDS_MAX, HoldId, OwnLimitState, OwnTerms, Settled,
     holds::{Expired, Holds},
     side_data::{SIDE_DATA_MIN, SideData},
-    tagged::{put_tagged, tagged},
 };
 
 mod draft;
@@ -85,6 +84,16 @@ impl HeldCounter {
     /// The limit of its own as it applies at `now`; `None` if there is none and none was removed lately.
     pub(super) fn own_limit_state(&self, now: Timestamp) -> Option<OwnLimitState> {
         self.side_data()?.own.as_ref().map(|own| own.state(now))
+    }
+
+    /// What a peek does not tell of this counter, which is unpacked to `counter`.
+    pub(super) fn details(&self, limit: &Limit, counter: &Counter, now: Timestamp) -> CounterDetails {
+        CounterDetails {
+            holds: Arc::new(self.holds().map(|holds| holds.list(now)).unwrap_or_default()),
+            penalty: limit.penalty_state(counter, now),
+            subscribers: None,
+            own_limit: self.own_limit_state(now),
+        }
     }
 
     /// The hits that are leased to other replicas.
@@ -318,10 +327,10 @@ impl HeldCounter {
             let Some((tag, fields, rest)) = tagged(bytes) else { return Decoded::Malformed };
             bytes = rest;
             // Ages since the epoch are absolute instants.
+            let clock = Timestamp::EPOCH.into();
             let decoded = match tag {
-                SIDE_DATA_MIN.. => side_data.read(tag, fields, Timestamp::EPOCH),
-                _ => PackedCounter::read(tag, fields, Timestamp::EPOCH)
-                    .map(|packed| counter.packed = Some(packed)),
+                SIDE_DATA_MIN.. => side_data.read(tag, fields, clock),
+                _ => PackedCounter::read(tag, fields, clock).map(|packed| counter.packed = Some(packed)),
             };
             match decoded {
                 Decoded::Known(()) => {}

@@ -3,8 +3,7 @@
 use std::{borrow::Cow, collections::BTreeMap, time::Duration};
 
 use changes::{HoldChanges, Uncompared};
-use ended::{EndedHold, HoldAnswer};
-use hold::{Hold, HoldState};
+use hold::{EndedHold, Hold, HoldAnswer, HoldState};
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{
     algorithm::{ChargePosition, Counter, Decision, HeldCharge, Limit, Operation, Verdict},
@@ -18,7 +17,6 @@ use crate::reservation::{
 mod changes;
 mod codec;
 mod copies;
-mod ended;
 mod hold;
 
 pub(super) use codec::LIMIT_BYTES_MAX;
@@ -34,14 +32,6 @@ const FORGOTTEN_AT_ONCE: usize = 256;
 /// With more than [`FORGOTTEN_AT_ONCE`] ended holds, expired ones are forgotten only so often: each has to be looked
 /// at.
 const FORGET_PAUSE: Duration = Duration::from_secs(1);
-
-/// The answer to the reservation of a known id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct KnownAnswer {
-    pub(super) decision: Decision,
-    /// Whether the hold is open: neither settled nor expired.
-    pub(super) is_open: bool,
-}
 
 /// How many holds have expired.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,7 +56,7 @@ pub(super) struct Holds {
     limit: Limit,
     // Those that still weigh something, in the order of their charges. At most `HOLDS_MAX`.
     each: Vec<Hold>,
-    #[serde(with = "ended::oldest_first")]
+    #[serde(with = "hold::oldest_first")]
     ended: BTreeMap<HoldId, EndedHold>,
     // Invariant: no open hold expires earlier.
     #[serde(skip)]
@@ -113,14 +103,18 @@ impl Holds {
         self.each.is_empty() && self.ended.is_empty()
     }
 
+    fn each_open(&self) -> impl Iterator<Item = &Hold> {
+        self.each.iter().filter(|hold| hold.state == HoldState::Open)
+    }
+
     /// The number of open holds.
     pub(super) fn open(&self) -> usize {
-        self.each.iter().filter(|hold| hold.state == HoldState::Open).count()
+        self.each_open().count()
     }
 
     /// The open holds as of `now`.
     pub(super) fn list(&self, now: Timestamp) -> OpenHolds {
-        let mut open: Vec<&Hold> = self.each.iter().filter(|hold| hold.state == HoldState::Open).collect();
+        let mut open: Vec<&Hold> = self.each_open().collect();
         open.sort_by_key(|hold| hold.expires_at);
         let first = open.iter().take(LISTED_HOLDS_MAX).map(|hold| OpenHold {
             id: hold.id.clone(),
@@ -156,11 +150,14 @@ impl Holds {
     }
 
     /// The answer to the reservation of this id, if it is known.
-    pub(super) fn answer(&self, id: &HoldId) -> Option<KnownAnswer> {
-        let known = |answer: HoldAnswer, is_open| KnownAnswer { decision: answer.decision(), is_open };
-        let held = self.each.iter().find(|hold| hold.id == *id);
-        held.map(|hold| known(hold.answer, hold.state == HoldState::Open))
-            .or_else(|| self.ended.get(id).map(|ended| known(ended.answer, false)))
+    pub(super) fn answer(&self, id: &HoldId) -> Option<Decision> {
+        let held = self.each.iter().find(|hold| hold.id == *id).map(|hold| hold.answer);
+        held.or_else(|| self.ended.get(id).map(|ended| ended.answer)).map(HoldAnswer::decision)
+    }
+
+    /// Whether the hold of this id is open: neither settled nor expired.
+    pub(super) fn is_open(&self, id: &HoldId) -> bool {
+        self.each_open().any(|hold| hold.id == *id)
     }
 
     /// The limit of the counter alone, without the places that open holds keep.
@@ -180,7 +177,7 @@ impl Holds {
         hits: u64,
         now: Timestamp,
     ) -> Decision {
-        let open = self.each.iter().filter(|hold| hold.state == HoldState::Open && !hold.keeps_places(limit));
+        let open = self.each_open().filter(|hold| !hold.keeps_places(limit));
         let held: Vec<HeldCharge> = open.map(|hold| hold.held).collect();
         self.limit_without_holds(limit).refund_beside(counter, &held, hits, now)
     }
@@ -226,7 +223,8 @@ impl Holds {
                 OnExpiry::Release => {
                     expired.released += 1;
                     let (hold, _) = self.take_back(index, counter, 0, at);
-                    self.end(hold, None);
+                    let forgotten_at = hold.forgotten_at();
+                    self.remember(hold.id, hold.answer, None, forgotten_at);
                 }
                 OnExpiry::Charge => {
                     expired.charged += 1;
@@ -289,7 +287,10 @@ impl Holds {
         let reset_after = left.reset_after;
         let settled = Settled { outcome, reserved, uncharged: missing - charged, remaining, reset_after };
         match hold {
-            Some(hold) => self.end(hold, Some(settled)),
+            Some(hold) => {
+                let forgotten_at = hold.forgotten_at();
+                self.remember(hold.id, hold.answer, Some(settled), forgotten_at);
+            }
             None => self.end_unknown(id, settled, now),
         }
         self.set_next_expiry();
@@ -345,19 +346,19 @@ impl Holds {
         }
     }
 
-    /// The holds with all instants `back` nanoseconds earlier.
-    pub(super) fn shifted_back(self, back: u64) -> Self {
-        self.moved(|instant| instant.minus(back), |position| position.shifted_back(back))
-    }
-
-    /// The holds with other instants.
+    /// The holds with other instants, and other ends of their windows.
     fn moved(
         mut self,
         instant: impl Fn(Timestamp) -> Timestamp,
-        position: impl Fn(ChargePosition) -> ChargePosition,
+        window_end: impl Fn(Timestamp) -> Timestamp,
     ) -> Self {
         for hold in &mut self.each {
-            (hold.expires_at, hold.held.position) = (instant(hold.expires_at), position(hold.held.position));
+            hold.expires_at = instant(hold.expires_at);
+            match &mut hold.held.position {
+                ChargePosition::Sum => {}
+                ChargePosition::Window(end) => *end = window_end(*end),
+                ChargePosition::Instant(at) => *at = instant(*at),
+            }
         }
         for ended in self.ended.values_mut() {
             ended.forgotten_at = instant(ended.forgotten_at);
@@ -392,8 +393,8 @@ impl Holds {
     }
 
     fn set_next_expiry(&mut self) {
-        let open = self.each.iter().filter(|hold| hold.state == HoldState::Open);
-        self.next_expiry = open.map(|hold| hold.expires_at).min().unwrap_or(Timestamp::MAX);
+        let next = self.each_open().map(|hold| hold.expires_at).min();
+        self.next_expiry = next.unwrap_or(Timestamp::MAX);
     }
 
     /// Forgets holds whose retention has ended.
@@ -449,12 +450,18 @@ impl Holds {
         std::mem::take(&mut self.forgotten_early.0)
     }
 
-    /// Retains a hold that has ended.
-    fn remember(&mut self, id: HoldId, ended: EndedHold) {
+    /// Retains a hold that has ended, and how it was settled. Its id counts already.
+    fn remember(
+        &mut self,
+        id: HoldId,
+        answer: HoldAnswer,
+        settled: Option<Settled>,
+        forgotten_at: Timestamp,
+    ) {
         let change = self.changes.next();
-        self.next_forgotten.0 = self.next_forgotten.0.min(ended.forgotten_at);
+        self.next_forgotten.0 = self.next_forgotten.0.min(forgotten_at);
         let of_request = usize::from(id.is_of_request());
-        if self.ended.insert(id, EndedHold { change, ..ended }).is_none() {
+        if self.ended.insert(id, EndedHold { answer, settled, forgotten_at, change }).is_none() {
             self.request_ids += of_request;
         }
         self.forget_oldest();
@@ -468,15 +475,6 @@ impl Holds {
         }
     }
 
-    /// Retains the answer of a hold that has ended.
-    fn end(&mut self, hold: Hold, settled: Option<Settled>) {
-        let forgotten_at = hold.forgotten_at();
-        self.remember(
-            hold.id,
-            EndedHold { answer: hold.answer, settled, forgotten_at, change: Uncompared(0) },
-        );
-    }
-
     /// Retains the settlement of an id that is unknown, or whose hold was released.
     fn end_unknown(&mut self, id: &HoldId, settled: Settled, now: Timestamp) {
         if let Some(ended) = self.ended.get_mut(id) {
@@ -486,22 +484,17 @@ impl Holds {
         let Settled { remaining, reset_after, .. } = settled;
         let answer = HoldAnswer { verdict: Verdict::Pass, remaining, reset_after };
         self.id_bytes += id.bytes.len();
-        let settled = Some(settled);
-        let forgotten_at = now.after(RETENTION);
-        self.remember(id.clone(), EndedHold { answer, settled, forgotten_at, change: Uncompared(0) });
+        self.remember(id.clone(), answer, Some(settled), now.after(RETENTION));
     }
 
     /// Retains a refund, as long as a charge of the same terms. The id must be unknown.
     pub(super) fn remember_refund(&mut self, terms: &HoldTerms, decision: &Decision, now: Timestamp) {
         let Decision { remaining, reset_after, .. } = *decision;
         let outcome = SettleOutcome::Open;
-        let reserved = 0;
-        let uncharged = 0;
-        let settled = Some(Settled { outcome, reserved, uncharged, remaining, reset_after });
+        let settled = Settled { outcome, reserved: 0, uncharged: 0, remaining, reset_after };
         let forgotten_at = now.after(terms.ttl.min(HOLD_TTL_MAX)).after(RETENTION);
         self.id_bytes += terms.id.bytes.len();
-        let answer = HoldAnswer::from_decision(decision);
-        self.remember(terms.id.clone(), EndedHold { answer, settled, forgotten_at, change: Uncompared(0) });
+        self.remember(terms.id.clone(), HoldAnswer::from_decision(decision), Some(settled), forgotten_at);
     }
 
     fn set_next_forgotten(&mut self) {

@@ -9,8 +9,6 @@ pub mod fuzz;
 mod held_counter;
 mod holds;
 mod key_hasher;
-mod lead;
-mod leased_decision;
 mod memory;
 mod operation;
 mod reservation;
@@ -20,18 +18,16 @@ mod slot_copy;
 mod slot_data;
 mod subscribers;
 mod table;
-mod tagged;
 
 pub use budget::{BYTES_MIN, MemoryReservation};
 pub use check::{Check, CheckRole, LimitOrigin, OnFull, OnRefusal, Refusal, refuses};
-pub use decisions::{Checks, Decisions, RemoteDecisions, Reserved, SingleDecision};
+pub use decisions::{Checks, CounterOutcomes, Decisions, SingleDecision};
 pub use held_counter::{Exhausted, HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
 pub use key_hasher::{KeyHash, KeyHasher};
-pub use lead::Lead;
 pub use memory::{
-    Admin, CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement,
-    ReserveError, SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
+    CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement, ReserveError,
+    SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
 };
 pub use operation::{
     CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, OperationProperties, UnknownId,
@@ -50,3 +46,4 @@ pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};
 pub use slot_data::{Consumption, SlotChanges, SlotData, SlotDecodeError};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};
 pub use tollgate_counter::algorithm::OwnTerms;
+pub use tollgate_counter::time::Lead;

@@ -1,6 +1,6 @@
 //! Counters in memory, in one table for each slot.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
 use tollgate_counter::{
     algorithm::{Decision, Limit, Operation},
@@ -10,9 +10,9 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, Decisions, LimitOrigin, OnFull, OnRefusal, OwnTerms, SLOTS, SingleDecision, Slot,
+    Check, Checks, Decisions, Lead, LimitOrigin, OnFull, OnRefusal, OwnTerms, SLOTS, SingleDecision, Slot,
     SlotData, SlotOwnLimits,
-    lead::Lead,
+    held_counter::{HeldCounter, Room},
     operation::{CounterOperation, OperationOutcome, decide_set},
 };
 
@@ -28,7 +28,7 @@ mod tables;
 #[cfg(any(test, feature = "testing"))]
 mod testing;
 
-pub use admin::{Admin, CounterState, DryRun, Replacement};
+pub use admin::{CounterState, DryRun, Replacement};
 pub use grants::{CounterView, Grants, Turn};
 pub use holds::ReserveError;
 pub use holds::each_hold_id;
@@ -130,11 +130,6 @@ impl Memory {
     fn with_slot_count(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
         let tables = Tables::new(bytes_max, on_full, slots);
         Self { tables, ownerships: None, restrictions: Restrictions::default() }
-    }
-
-    /// What operators do with the counters.
-    pub fn admin(&self) -> Admin<'_> {
-        Admin { memory: self }
     }
 
     /// The leases of the counters.
@@ -349,19 +344,38 @@ impl Memory {
         Ok(outcome)
     }
 
+    /// The decisions that [`Memory::apply`] would return now. Changes nothing, and does not predict a lack of memory
+    /// for a new key.
+    pub fn dry_run(
+        &self,
+        checks: &Checks<'_>,
+        now: Timestamp,
+        refused: impl FnOnce(&[Decision]) -> bool,
+    ) -> DryRun {
+        let locked = LockedSlots::new(self, checks, now);
+        let before = checks.iter().map(|check| locked.state_of(check)).collect();
+        let own = locked.each_own_terms(checks);
+        let copies = checks.iter().map(|check| (check.key, locked.held(check.key)));
+        let mut copies: BTreeMap<Key, HeldCounter> = copies.collect();
+        drop(locked);
+        let at = self.at(now);
+        let decisions = decide_set(checks, refused, |index, operation| {
+            let Check { key, limit, origin, .. } = checks[index];
+            let copy = copies.entry(key).or_default();
+            (copy.apply(limit, origin, operation, at, Room::NONE).0.decision, true)
+        });
+        let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
+        DryRun { decisions: decisions.with_own(displayed), before }
+    }
+
+    /// The state of the counter of `key`, of the kind of `limit`.
+    pub fn peek(&self, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
+        LockedSlots::for_key(self, key, now).state(key, limit)
+    }
+
     /// The limit of its own of `key`.
     pub fn own_terms(&self, key: Key, now: Timestamp) -> Option<OwnTerms> {
         self.tables.lock(self.slot(key)).side_data(key)?.own_terms(now).cloned()
-    }
-
-    #[cfg(test)]
-    pub(super) fn with_side_data<R>(
-        &self,
-        slot: Slot,
-        key: Key,
-        read: impl FnOnce(Option<&crate::side_data::SideData>) -> R,
-    ) -> R {
-        read(self.tables.lock(slot).side_data(key))
     }
 
     /// Records that the clock gave up a lead: from now on, each decision first clamps its counter. Call this before

@@ -11,8 +11,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Decisions, HoldId, HoldTerms, OnFull, OnRefusal, OpenHolds, OwnLimitChange, OwnLimitOutcome,
-    OwnLimitState, Reserved, Settled, SingleDecision, SlotOwnLimits, Subscribers,
+    Check, CounterOutcomes, Decisions, HoldId, HoldTerms, OnFull, OnRefusal, OpenHolds, OwnLimitChange,
+    OwnLimitOutcome, OwnLimitState, Settled, SingleDecision, SlotOwnLimits, Subscribers,
 };
 
 /// An operation on a counter and its holds, in every store.
@@ -110,7 +110,7 @@ pub enum HoldOutcome {
 }
 
 /// The side data of a counter, which a peek does not tell.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CounterDetails {
     /// The open holds.
     pub holds: Arc<OpenHolds>,
@@ -209,7 +209,7 @@ impl OperationOutcome {
     }
 
     /// The outcomes of a reservation, in the order of its checks.
-    pub fn reserved(reserved: &Reserved) -> SmallVec<[Self; 1]> {
+    pub fn reserved(reserved: &CounterOutcomes) -> SmallVec<[Self; 1]> {
         let hold = if reserved.has_ended { HoldOutcome::Ended } else { HoldOutcome::Decided };
         let each = reserved.decisions.iter().zip(reserved.decisions.charged());
         each.map(|(decision, charged)| Self { hold: hold.clone(), ..Self::new(*decision, *charged) })
@@ -327,4 +327,50 @@ pub fn decide_set(
         }
     }
     Decisions::new(decisions, charged)
+}
+
+/// Decides an operation with `leased` hits counted as charged now.
+pub(super) fn decide_leased(
+    limit: &Limit,
+    counter: &mut Counter,
+    operation: Operation,
+    leased: u64,
+    now: Timestamp,
+) -> Decision {
+    if leased == 0 {
+        return limit.decide(counter, now, operation);
+    }
+    let mut full = counter.clone();
+    limit.charge_at(&mut full, leased, now, now);
+    let with_leases = limit.decide(&mut full, now, operation);
+    let mut unleased = counter.clone();
+    let bare = limit.decide(&mut unleased, now, operation);
+    let passes = with_leases.verdict.passes();
+    if limit.is_changed_by(operation, passes) {
+        *counter = unleased;
+    }
+    if passes {
+        Decision { remaining: with_leases.remaining, ..bare }
+    } else {
+        Decision { receipt: None, ..with_leases }
+    }
+}
+
+/// Whether the decision of [`decide_leased`] would differ if the `leased` hits were returned.
+pub(super) fn depends_on_leases(
+    limit: &Limit,
+    counter: &Counter,
+    operation: Operation,
+    leased: u64,
+    now: Timestamp,
+) -> bool {
+    let mut after = counter.clone();
+    let passes = decide_leased(limit, &mut after, operation, leased, now).verdict.passes();
+    match operation {
+        Operation::Peek | Operation::Charge(_) => {
+            !passes && limit.decide(&mut counter.clone(), now, operation).verdict.passes()
+        }
+        // A refund gives back no more than was charged.
+        Operation::Refund(_) => limit.idle_at(&after) <= now,
+    }
 }

@@ -22,18 +22,11 @@ pub const HOLD_TTL_MAX: Duration = Duration::from_secs(24 * 3_600);
 
 /// The id of a hold. It distinguishes the holds of one counter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "ReceivedId")]
+#[serde(try_from = "(Box<[u8]>, u32)")]
 pub struct HoldId {
     // Invariant: at most 64 bytes.
     pub(super) bytes: Box<[u8]>,
     // How many earlier checks of the same call have the same counter.
-    nth: u32,
-}
-
-/// An id as received from another replica.
-#[derive(Deserialize)]
-struct ReceivedId {
-    bytes: Box<[u8]>,
     nth: u32,
 }
 
@@ -177,21 +170,17 @@ impl fmt::Display for HoldId {
     }
 }
 
-impl TryFrom<ReceivedId> for HoldId {
+/// An id as received from another replica.
+impl TryFrom<(Box<[u8]>, u32)> for HoldId {
     type Error = HoldIdTooLong;
 
-    fn try_from(ReceivedId { bytes, nth }: ReceivedId) -> Result<Self, HoldIdTooLong> {
+    fn try_from((bytes, nth): (Box<[u8]>, u32)) -> Result<Self, HoldIdTooLong> {
         let id = Self::new(&bytes)?;
         Ok(Self { nth, ..id })
     }
 }
 
 impl HoldTerms {
-    /// The id.
-    pub fn id(&self) -> &HoldId {
-        &self.id
-    }
-
     /// The time until the hold expires.
     pub fn ttl(&self) -> Duration {
         self.ttl

@@ -143,19 +143,6 @@ impl SideData {
         holds.max(pending).max(own).max((!unknown.is_empty()).then_some(Timestamp::MAX))
     }
 
-    /// The side data with all instants `back` nanoseconds earlier.
-    pub(crate) fn shifted_back(self, back: u64) -> Self {
-        let Self { holds, pending, leased, grant, own, unknown } = self;
-        Self {
-            own: own.map(|own| Box::new(own.shifted_back(back))),
-            holds: holds.map(|holds| Box::new(holds.shifted_back(back))),
-            pending: pending.into_iter().map(|usage| usage.shifted_back(back)).collect(),
-            leased,
-            grant,
-            unknown,
-        }
-    }
-
     /// What a copy has of it: what stays in this process is left out.
     pub(crate) fn copy(&self) -> Self {
         Self { holds: self.holds.clone(), ..self.copy_of_small_kinds() }

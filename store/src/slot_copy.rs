@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tollgate_counter::{
     algorithm::{Counter, Granted, HitRate, Limit},
     descriptor::Key,
-    packed_counter::{Now, PackedCounter},
+    packed_counter::{DecodeClock, Now, PackedCounter},
     time::Timestamp,
 };
 
@@ -26,23 +26,13 @@ pub struct SlotSnapshot {
 }
 
 /// An encoded copy of one slot.
-#[derive(Debug)]
-pub struct EncodedSlot {
-    /// The slot.
-    pub slot: Slot,
-    /// The epoch of its owner.
-    pub epoch: Epoch,
-    /// The number of changes since the owner acquired the slot.
-    pub seq: u64,
-    /// The data.
-    pub bytes: Vec<u8>,
-}
+pub type EncodedSlot = StoredSlot<Vec<u8>>;
 
 impl EncodedSlot {
-    /// Decodes the data, which was encoded at `now`.
-    pub fn decode(self, now: Timestamp) -> Result<StoredSlot, SlotDecodeError> {
-        let Self { slot, epoch, seq, bytes } = self;
-        Ok(StoredSlot { slot, epoch, seq, data: SlotData::decode(&bytes, now)? })
+    /// Decodes the data by this clock.
+    pub fn decode(self, clock: impl Into<DecodeClock>) -> Result<StoredSlot, SlotDecodeError> {
+        let Self { slot, epoch, seq, data } = self;
+        Ok(StoredSlot { slot, epoch, seq, data: SlotData::decode(&data, clock)? })
     }
 }
 
@@ -90,16 +80,7 @@ impl SlotSnapshot {
             return None;
         }
         let counters = self.counters.iter().map(|(low, packed)| (slot.key(self.slots, *low), packed));
-        Some(EncodedSlot { slot, epoch, seq, bytes: data.encode_with(counters, now) })
-    }
-
-    /// The data that [`SlotSnapshot::encode`] would encode.
-    #[cfg(test)]
-    pub(super) fn into_data(mut self, now: Timestamp) -> SlotData {
-        self.charge_granted(now);
-        let Self { rest: StoredSlot { slot, data, .. }, counters, slots, .. } = self;
-        let counters = counters.into_iter().map(|(low, packed)| (slot.key(slots, low), packed));
-        data.with_counters(counters).without_idle(now)
+        Some(EncodedSlot { slot, epoch, seq, data: data.encode_with(counters, now) })
     }
 }
 
@@ -127,7 +108,7 @@ impl Epoch {
 
 /// The stored data of one slot.
 #[derive(Clone, Debug, PartialEq)]
-pub struct StoredSlot {
+pub struct StoredSlot<D = SlotData> {
     /// The slot.
     pub slot: Slot,
     /// The epoch of its owner.
@@ -135,7 +116,7 @@ pub struct StoredSlot {
     /// The number of changes since the owner acquired the slot.
     pub seq: u64,
     /// The counters.
-    pub data: SlotData,
+    pub data: D,
 }
 
 /// Where a snapshot takes the counters of a slot from.

@@ -11,7 +11,7 @@ use tollgate_counter::{
     algorithm::{Counter, Granted, HitRate, Limit, Operation},
     descriptor::Key,
     packed_counter::{Now, PackedCounter},
-    time::Timestamp,
+    time::{Lead, Timestamp},
 };
 
 use crate::{
@@ -20,13 +20,14 @@ use crate::{
     held_counter::HeldCounter,
     holds::Holds,
     key_hasher::{ByKey, CUT_DIVISOR, KeyHasher, bytes_of_map, bytes_of_side_data},
-    lead::Lead,
     side_data::{CounterUsage, OwnLimit, SideData},
     table::SlotTable,
 };
 
 mod codec;
 mod consumption;
+#[cfg(test)]
+mod testing;
 
 pub use codec::SlotDecodeError;
 pub use consumption::Consumption;
@@ -139,13 +140,6 @@ impl SlotData {
     /// Whether there is nothing in the data.
     pub fn is_empty(&self) -> bool {
         self.counters.is_empty() && self.side_data.is_empty() && self.removed.is_empty()
-    }
-
-    /// The data with more counters.
-    #[cfg(test)]
-    pub(super) fn with_counters(mut self, more: impl Iterator<Item = (Key, PackedCounter)>) -> Self {
-        self.counters.extend(more);
-        self
     }
 
     /// The data with the current lead of the store.
@@ -340,19 +334,6 @@ impl SlotData {
         self
     }
 
-    /// The data with all instants `back` nanoseconds earlier.
-    pub fn shifted_back(mut self, back: u64) -> Self {
-        if back == 0 {
-            return self;
-        }
-        let earlier = |packed: PackedCounter| packed.shifted_back(back);
-        self.counters = self.counters.into_iter().map(|(key, packed)| (key, earlier(packed))).collect();
-        let shift = |side_data: Box<SideData>| Box::new(side_data.shifted_back(back));
-        self.side_data = self.side_data.into_iter().map(|(key, side_data)| (key, shift(side_data))).collect();
-        self.lead = self.lead.map(|lead| lead.shifted_back(back));
-        self
-    }
-
     /// The counters and the side data by key.
     pub(super) fn into_counters(self) -> (ByKey<PackedCounter>, ByKey<Box<SideData>>) {
         (self.counters, self.side_data)
@@ -387,17 +368,5 @@ impl SlotData {
 impl PartialEq for SlotData {
     fn eq(&self, other: &Self) -> bool {
         (&self.counters, &self.side_data) == (&other.counters, &other.side_data)
-    }
-}
-
-#[cfg(test)]
-impl SlotData {
-    pub(super) fn counter(&self, key: Key) -> Option<&PackedCounter> {
-        self.counters.get(&key)
-    }
-
-    /// The number of pending usages.
-    pub(super) fn pending_len(&self) -> usize {
-        self.side_data.values().map(|side_data| side_data.pending.len()).sum()
     }
 }

@@ -45,12 +45,12 @@ pub struct Row<R: 'static> {
     pub series: fn(&R, &mut Family<'_>),
 }
 
-/// Defines `ALL`, a table of metrics: kind, name, labels, help, and how the series are written.
+/// Defines a table of metrics: kind, name, labels, help, and how the series are written.
 #[macro_export]
 macro_rules! metrics {
-    ($reading:ty; $($kind:ident $name:literal [$($label:literal),*] $help:literal => $series:expr;)*) => {
+    ($table:ident: $reading:ty; $($kind:ident $name:literal [$($label:literal),*] $help:literal => $series:expr;)*) => {
         /// All metrics, in the order of the page and of the documentation.
-        pub const ALL: &[$crate::metrics::Row<$reading>] = &[$($crate::metrics::Row {
+        pub const $table: &[$crate::metrics::Row<$reading>] = &[$($crate::metrics::Row {
             metric: $crate::metrics::Metric {
                 name: $name,
                 kind: $crate::metrics::MetricKind::$kind,
@@ -204,7 +204,7 @@ fn parse(stat: &str, status: &str, machine: &str) -> Option<ProcessStats> {
 mod tests {
     use super::*;
 
-    metrics! { Buckets;
+    metrics! { ALL: Buckets;
         Counter "tollgate_hits_total" ["domain", "rule"]
             "Hits."
             => |_, family| family.sample(&["a\"b\\c\nd", "µ.é=1,"], 7);

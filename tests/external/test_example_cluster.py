@@ -43,7 +43,14 @@ def start(environment, cleanup, tmp_path):
     def start():
         output = tmp_path / "output"
         with output.open("wb") as log:
-            child = subprocess.Popen([FOLDER / "run"], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+            child = subprocess.Popen(
+                [FOLDER / "run"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # A shell in the background ignores SIGINT, and its children inherit that.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
         cleanup.callback(child.wait, SECONDS_MAX)
         cleanup.callback(child.terminate)
         eventually("the first line", lambda: output.read_text().startswith("3 replicas: "), SECONDS_MAX)

@@ -24,11 +24,11 @@ TARGET_LABELS = {"job", "instance", "namespace", "service"}
 
 def catalog():
     """The labels of each metric, from the table that a test of the program compares with its catalog."""
-    rows = re.findall(r"^\| `((?:tollgate|process)_\w+)` \| (\w+) \|([^|]*)\|", METRICS, re.MULTILINE)
+    rows = re.findall(r"^\| `((?:tollgate|process)_\w+)(?:\{([^}]*)\})?` \| (Histogram\. )?", METRICS, re.MULTILINE)
     found = {}
-    for name, kind, labels in rows:
-        labels = set(re.findall(r"`(\w+)`", labels))
-        if kind == "histogram":
+    for name, labels, is_histogram in rows:
+        labels = set(re.findall(r"\w+", labels))
+        if is_histogram:
             found |= {f"{name}_bucket": labels | {"le"}, f"{name}_sum": labels, f"{name}_count": labels}
         else:
             found[name] = labels

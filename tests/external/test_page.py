@@ -111,6 +111,17 @@ def first_names(page, title):
     return [text.split("\n")[0] for text in card(page, title).locator("li").all_inner_texts()]
 
 
+# Keeps each colour that the strip has from now on, once.
+WATCH_COLOURS = """() => {
+    const strip = document.getElementById("health");
+    window.colours = [strip.className.replace("strip ", "")];
+    new MutationObserver(() => {
+        const colour = strip.className.replace("strip ", "");
+        if (!colours.includes(colour)) colours.push(colour);
+    }).observe(strip, { attributes: true });
+}"""
+
+
 def points(replica):
     """The points with which the stream of samples begins."""
     with contextlib.closing(http.client.HTTPConnection(replica.admin, timeout=TIMEOUT)) as connection:
@@ -299,6 +310,27 @@ def test_draining_is_shown_beside_host_version_and_rules(start_tollgate, rule_fi
     assert colour(page) == "warn"
 
 
+def test_replica_that_leaves_in_order_is_amber_and_others_stay_green(start_cluster, open_page):
+    cluster = start_cluster(drain_delay="8s", flags=["--drain-timeout", "15s"])
+    leaving, other = cluster.replicas[-1], cluster.replicas[0]
+    pages = [open_page(replica, view="cluster") for replica in (leaving, other)]
+    for page in pages:
+        expect(strip(page)).to_contain_text("All is well")
+        page.evaluate(WATCH_COLOURS)
+    leaving.terminate()
+    expect(strip(pages[0])).to_contain_text("Not ready: draining")
+    state = pages[1].locator("tbody tr", has_text=leaving.advertised).locator("td[data-label=State] > *")
+    expect(state).to_have_text("draining")
+    expect(state).to_have_class("warn")
+    assert findings(leaving) == findings(other) == []
+    assert leaving.wait() == 0
+    cluster.replicas.remove(leaving)
+    expect(pages[1].get_by_text("1 left in order")).to_be_visible()
+    expect(strip(pages[0])).to_contain_text("has not answered since")
+    assert [page.evaluate("colours") for page in pages] == [["good", "warn", "lost"], ["good"]]
+    pages[0].problems.clear()
+
+
 def test_overview_lists_what_is_refused_now_and_explains_it(start_tollgate, rule_file, callers, cleanup, open_page):
     tollgate = start_tollgate(rule_file(RULES))
     callers.call_all([(tollgate.grpc, rate_limit_request(descriptor(DENIED)))] * 1000)
@@ -384,7 +416,7 @@ def test_columns_without_content_are_hidden(exhausted, rule_file, open_page):
     expect(page.get_by_role("columnheader", name="Candidate: would refuse")).to_have_count(0)
 
 
-@pytest.mark.parametrize("width", [browsers.PHONE, 400])
+@pytest.mark.parametrize("width", [browsers.PHONE, 400, 490, 560])
 def test_phone_has_tabs_in_one_line_and_tiles_in_two_columns(exhausted, open_page, width):
     page = open_page(exhausted, width=width)
     tabs = [link.bounding_box() for link in page.get_by_role("navigation").get_by_role("link").all()]
@@ -440,6 +472,14 @@ def test_every_view_fits_and_is_accessible(loaded_cluster, open_page, scheme, wi
         assert browsers.is_dark(page) == (scheme == "dark"), view
         if page.get_by_role("dialog").is_visible():
             page.get_by_role("button", name="Close").click()
+
+
+def test_every_view_fits_into_320_pixels(exhausted, open_page):
+    page = open_page(exhausted, width=320)
+    for title in VIEWS.values():
+        page.get_by_role("link", name=title, exact=True).click()
+        expect(page.get_by_role("heading", level=2)).to_have_text(title)
+        assert not browsers.is_wider_than_window(page), title
 
 
 def test_phone_shows_decisions_refusals_and_states_without_scrolling_sideways(loaded_cluster, open_page):

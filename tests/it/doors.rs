@@ -7,7 +7,7 @@ use crate::docs::PACKAGES;
 const DOORS: [(&str, &str); 13] = [
     (
         "cluster",
-        "Cluster ClusterSettings ClusterStats ClusterView Files LinkTrust MemberDeparture MemberId MemberState \
+        "Cluster ClusterSettings ClusterStats ClusterView Departure Files LinkTrust MemberDeparture MemberId MemberState \
           MemberView PROTOCOL_VERSION SeedFailures SeedState Trust TrustError Tuning fuzz link",
     ),
     (
@@ -33,13 +33,13 @@ const DOORS: [(&str, &str); 13] = [
     (
         "rules",
         "ActiveRules Allowance Contents DESCRIPTORS_MAX DecisionStats DecisionTotals DenialBody \
-          DenialTemplate DenialValues DescriptorRef DisplayedLimit Documents Domain EntryMatch \
+          DenialTemplate DenialValues DescriptorRef DisplayedLimit Documents Domain \
           FileSettings ForwardPolicy GroupedKey KeyValue KeyedDomain KeyedRules LevelTrace LoadError \
-          Location Match MatchKind MatchPosition NODES_MAX Network NetworkError NetworkGroup NodeTrace OnDenied \
+          Location Match MatchKind MatchPosition NODES_MAX Network NetworkError NetworkGroup OnDenied \
           OnOwnerUnavailable OpenMatch Overlay OverlayFile OverlayReceiver OwnBounds OwnNumbers Problem Problems Quota \
           ReadDocuments ResourceLocation Rule RuleEvent RuleInput RuleLoader RuleOptions RuleOrigin \
-          RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle StoredLimit StoredTerms Trial TrialNumbers Unit Unknown \
-          Variable Watcher address algorithm_keys compile composite file_watch fuzz json_schema load \
+          RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle StoredLimit StoredTerms Trial Unit Unknown \
+          Variable Watcher address algorithm_keys compile composite file_watch fuzz hash_of json_schema load \
           load_trial nearest rule_text set_idle_priority yaml",
     ),
     (
@@ -54,14 +54,14 @@ const DOORS: [(&str, &str); 13] = [
     ),
     (
         "store",
-        "Admin BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterOperation CounterState \
+        "BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterOperation CounterOutcomes CounterState \
           CounterView Decisions DryRun EncodedSlot Epoch Exhausted Expired Grants \
           HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
           HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds IdMemory KeyHash KeyHasher Lead Leases \
           LimitOrigin LimitPart Memory MemoryReservation NotLocal OnExpiry OnFull OnRefusal OpenHold OpenHolds \
           OWN_LIMIT_TAG OWN_RECORD_MAX OperationOutcome OperationProperties OwnLimitChange OwnLimitOutcome OwnLimitPage \
           OwnLimitPosition \
-          OwnLimitRefusal OwnLimitState OwnTerms Refusal RemoteDecisions Replacement Reserve ReserveError Reserved \
+          OwnLimitRefusal OwnLimitState OwnTerms Refusal Replacement Reserve ReserveError \
           Room SLOTS SUBSCRIBERS_LISTED_MAX SWEEP_PARTS SWEEP_ROUND SettleOutcome Settled SingleDecision \
           Slot SlotChanges SlotData SlotDecodeError SlotOwnLimits SlotSnapshot SlotSource StoreStats StoredSlot \
           SubscriberId SubscriberState Subscribers Turn UnknownId UsedHits decide_set divider each_hold_id \

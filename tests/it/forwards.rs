@@ -22,8 +22,9 @@ use tollgate_counter::{
 use tollgate_remote::{CounterCheck, Remote, RemoteHoldError};
 use tollgate_rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{
-    Check, CheckRole, Checks, CounterOperation, HOLD_TTL_MAX, HoldId, HoldOutcome, HoldTerms, IdMemory,
-    LimitOrigin, Memory, OnExpiry, OnFull, OnRefusal, Refusal, Reserved, SettleOutcome, Settled, UnknownId,
+    Check, CheckRole, Checks, CounterOperation, CounterOutcomes, HOLD_TTL_MAX, HoldId, HoldOutcome,
+    HoldTerms, IdMemory, LimitOrigin, Memory, OnExpiry, OnFull, OnRefusal, Refusal, SettleOutcome, Settled,
+    UnknownId,
 };
 
 use crate::{
@@ -110,7 +111,7 @@ impl Pair {
     /// Decides a call of `checks` checks with distinct keys. Returns how many pass, and the number of polls.
     async fn decide(&self, checks: usize, connection: &Caller) -> (Result<usize, Overloaded>, usize) {
         let window = Window::from_nanos(1_000 * SECOND).unwrap();
-        let limit = Limit::Classic(Classic { limit: 10, window });
+        let limit = Limit::Classic(Classic::new(10, window));
         let secret = Secret::random();
         let key = |number: u64| {
             let (value, mut text) = (number.to_string(), KeyText::new("forwards"));
@@ -150,7 +151,7 @@ impl Pair {
         self.reserved(keys, hits, id).await.is_held
     }
 
-    async fn reserved(&self, keys: &[Key], hits: u64, id: &HoldId) -> Reserved {
+    async fn reserved(&self, keys: &[Key], hits: u64, id: &HoldId) -> CounterOutcomes {
         let (limit, connection) = (ten(), Caller::default());
         let terms = HoldTerms::new(id.clone(), HOLD_TTL_MAX, OnExpiry::Release).unwrap();
         let (checks, refusal) = (charges(keys, &limit, hits), any_refuses(keys.len()));

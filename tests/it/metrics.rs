@@ -3,10 +3,7 @@
 use std::{collections::BTreeSet, fs, time::Duration};
 
 use serde_json::json;
-use tollgate::server::{
-    Server, ServiceError, cluster_metrics, limit_metrics, replica_metrics, rlqs_metrics, rules_url_metrics,
-    shared_store_metrics, xds_metrics,
-};
+use tollgate::server::{Server, ServiceError, all_metrics, cluster_metrics, replica_metrics};
 use tollgate_counter::time::Clock;
 use tollgate_wire::proto::envoy::{
     extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
@@ -341,22 +338,16 @@ async fn metrics_of_docs_code_and_page_are_the_same() {
     }
 
     let manual = include_str!("../../docs/metrics.md");
-    let all = || {
-        replica_metrics()
-            .chain(cluster_metrics())
-            .chain(shared_store_metrics())
-            .chain(limit_metrics())
-            .chain(rules_url_metrics())
-            .chain(xds_metrics())
-            .chain(rlqs_metrics())
-    };
-    for metric in all() {
-        let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
-        let (name, kind, labels) = (metric.name, metric.kind.name(), labels.join(", "));
-        let row = format!("| `{name}` | {kind} | {labels} | {} |", metric.help).replace("|  |", "| |");
+    for metric in all_metrics() {
+        let (name, kind) = (metric.name, metric.kind.name());
+        assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
+        let labels = metric.labels.join(", ");
+        let labels = if labels.is_empty() { labels } else { format!("{{{labels}}}") };
+        let kind = if kind == "histogram" { "Histogram. " } else { "" };
+        let row = format!("| `{name}{labels}` | {kind}{} |", metric.help);
         assert!(manual.contains(&row), "docs/metrics.md lacks this row:\n{row}");
     }
     let rows =
         manual.lines().filter(|line| line.starts_with("| `tollgate_") || line.starts_with("| `process_"));
-    assert_eq!(rows.count(), all().count(), "every row is a metric");
+    assert_eq!(rows.count(), all_metrics().count(), "every row is a metric");
 }

@@ -15,7 +15,7 @@ use tokio::{
 use tollgate::{
     api::{
         Method,
-        call::{HoldVerb, OperatorVerb, SingleMethod, Verb},
+        call::{HoldVerb, OperatorVerb, Verb},
         json::request_text,
     },
     settings::CATALOG,
@@ -61,8 +61,7 @@ enum Door {
 impl Door {
     fn all() -> impl Iterator<Item = Self> {
         // A list has no descriptors.
-        let lists =
-            |method| matches!(method, Method::Single(SingleMethod::Operator(OperatorVerb::ListLimits)));
+        let lists = |method| matches!(method, Method::Operator(OperatorVerb::ListLimits));
         let methods = move || Method::ALL.iter().copied().filter(move |method| !lists(*method));
         methods().map(Self::Grpc).chain(methods().map(Self::Json)).chain([
             Self::Together,
@@ -120,12 +119,12 @@ fn repeated(one: &RateLimitRequest, requests: usize) -> Vec<Request> {
 
 /// Whether its message has limits to set, each with one descriptor.
 fn sets_limits(method: Method) -> bool {
-    matches!(method, Method::Single(SingleMethod::Operator(OperatorVerb::SetLimits)))
+    matches!(method, Method::Operator(OperatorVerb::SetLimits))
 }
 
 /// Whether its message names a reservation.
 fn names_reservation(method: Method) -> bool {
-    matches!(method, Method::Single(SingleMethod::Hold(HoldVerb::Settle | HoldVerb::Cancel)))
+    matches!(method, Method::Hold(HoldVerb::Settle | HoldVerb::Cancel))
 }
 
 /// The message of a method. Those with one request begin with the same fields, and then with those of a settlement if they

@@ -99,7 +99,7 @@ async fn store_decides_every_algorithm_as_memory_does() {
         }
         for name in names {
             let peek = replicas[1].check(name, &limit, Operation::Peek).await;
-            assert_eq!(peek, memory.admin().peek(name, &limit, clock.now()).peek, "{limit:?}");
+            assert_eq!(peek, memory.peek(name, &limit, clock.now()).peek, "{limit:?}");
         }
     }
 }
@@ -174,7 +174,7 @@ async fn assert_holds_as_memory(limits: Vec<Limit>) {
             }
             for name in names {
                 let peek = replica.check(name, &limit, Operation::Peek).await;
-                assert_eq!(shown(peek), shown(memory.admin().peek(name, &limit, clock.now()).peek), "{what}");
+                assert_eq!(shown(peek), shown(memory.peek(name, &limit, clock.now()).peek), "{what}");
             }
         }
     }

@@ -18,8 +18,8 @@ use tollgate_shared_store::{
     PasswordSources, Passwords, SharedStore, SharedStoreSettings, SharedStoreState, StoreMode, StoreTlsFiles,
 };
 use tollgate_store::{
-    Check, CheckRole, Checks, HoldId, HoldTerms, LimitOrigin, OnExpiry, OnFull, OnRefusal, Refusal,
-    RemoteDecisions, Reserved, Settled, UnknownId,
+    Check, CheckRole, Checks, CounterOutcomes, HoldId, HoldTerms, LimitOrigin, OnExpiry, OnFull, OnRefusal,
+    Refusal, Settled, UnknownId,
 };
 
 use crate::server::PATIENCE;
@@ -84,7 +84,7 @@ impl Replica {
         self.decide(&[check(key, limit, operation)]).await.decisions[0]
     }
 
-    pub async fn decide(&self, checks: &[Check<'_>]) -> RemoteDecisions {
+    pub async fn decide(&self, checks: &[Check<'_>]) -> CounterOutcomes {
         self.decide_with(checks, OnOwnerUnavailable::Deny, None).await
     }
 
@@ -93,7 +93,7 @@ impl Replica {
         checks: &[Check<'_>],
         policy: OnOwnerUnavailable,
         timeout: Option<Duration>,
-    ) -> RemoteDecisions {
+    ) -> CounterOutcomes {
         self.decide_over(&Caller::default(), checks, policy, timeout).await.unwrap()
     }
 
@@ -104,7 +104,7 @@ impl Replica {
         checks: &[Check<'_>],
         on_owner_unavailable: OnOwnerUnavailable,
         timeout: Option<Duration>,
-    ) -> Result<RemoteDecisions, Overloaded> {
+    ) -> Result<CounterOutcomes, Overloaded> {
         let policy = ForwardPolicy { on_owner_unavailable, lease: false };
         let counters: Vec<_> = checks.iter().map(|check| CounterCheck::new(check, policy)).collect();
         self.remote.decide(&counters, timeout, connection, &refusal(checks)).await
@@ -115,7 +115,7 @@ impl Replica {
         &self,
         checks: &[Check<'_>],
         terms: &HoldTerms,
-    ) -> Result<Reserved, RemoteHoldError> {
+    ) -> Result<CounterOutcomes, RemoteHoldError> {
         let connection = Caller::default();
         self.remote.reserve(&Checks::from_slice(checks), terms, None, &connection, refusal(checks)).await
     }

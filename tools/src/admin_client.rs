@@ -9,13 +9,16 @@ use axum::{
         header::{AUTHORIZATION, CONTENT_TYPE, HOST},
     },
 };
-use clap::{Arg, ArgMatches, ValueHint, value_parser};
+use clap::{Arg, ArgMatches};
 use serde_json::Value;
 use tokio::{net::TcpStream, time::timeout};
 use tollgate_counter::printable;
 use tollgate_net::http_client::{self, HttpResponse};
 
-use crate::{command::block_on, target};
+use crate::{
+    command::{block_on, file, value},
+    target,
+};
 
 /// The time to wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -39,18 +42,10 @@ pub(super) struct AdminCall {
 /// The flags for the admin listener and its token.
 pub(super) fn args() -> [Arg; 2] {
     [
-        Arg::new("to")
-            .long("to")
-            .value_name("HOST:PORT")
+        value("to", "HOST:PORT", "Address of the server's admin listener")
             .default_value("127.0.0.1:6070")
-            .value_parser(target::host_and_port)
-            .help("Address of the server's admin listener"),
-        Arg::new("token-file")
-            .long("token-file")
-            .value_name("FILE")
-            .value_parser(value_parser!(PathBuf))
-            .value_hint(ValueHint::FilePath)
-            .help("File with the bearer token, as in the server's admin.token_file"),
+            .value_parser(target::host_and_port),
+        file("token-file", "File with the bearer token, as in the server's admin.token_file"),
     ]
 }
 
@@ -153,20 +148,6 @@ fn first_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     let line = text.trim().lines().next().unwrap_or_default();
     line.chars().take(LINE_MAX).flat_map(printable::visible).collect()
-}
-
-/// `text` percent-encoded for a query or for a segment of a path.
-pub(super) fn percent_encode(text: &str) -> String {
-    let mut encoded = String::new();
-    for byte in text.bytes() {
-        // The characters that RFC 3986 calls unreserved.
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(byte.into());
-        } else {
-            encoded += &format!("%{byte:02X}");
-        }
-    }
-    encoded
 }
 
 #[cfg(test)]

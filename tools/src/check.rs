@@ -2,29 +2,21 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
-use serde::Serialize;
-use serde_json::Value as Json;
+use clap::{ArgMatches, Command};
+use serde_json::{Value as Json, json};
 use tollgate_counter::algorithm::{AlgorithmName, Excess};
-use tollgate_rules::{OnOwnerUnavailable, Problem, Problems, Rule, RuleOrigin, Rules};
+use tollgate_rules::{Location, OnOwnerUnavailable, Problem, Problems, Rule, RuleOrigin, Rules};
 use tollgate_store::divider::is_divisible;
 
-use crate::command::{examples, print_line};
+use crate::command::{examples, flag, path, print_line};
 
 pub(super) fn command() -> Command {
-    let path = Arg::new("path")
-        .value_name("PATH")
-        .required(true)
-        .value_parser(value_parser!(PathBuf))
-        .value_hint(ValueHint::AnyPath)
-        .help("Rule file, or directory of rule files");
-    let flag = |name: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue);
     Command::new("check")
         .about("Report every problem of a rule file or directory; exits 1 if there is any")
         .after_help(examples(&["tollgate check rules.yaml", "tollgate check rules/ --json > problems.json"]))
-        .arg(path)
-        .arg(flag("rlqs").help("Warn of limits that the rate limit quota service of Envoy does not divide"))
-        .arg(flag("json").help("Print the problems and warnings as JSON"))
+        .arg(path("path", "PATH", "Rule file, or directory of rule files").required(true))
+        .arg(flag("rlqs", "Warn of limits that the rate limit quota service of Envoy does not divide"))
+        .arg(flag("json", "Print the problems and warnings as JSON"))
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {
@@ -33,11 +25,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     if let (Ok(rules), true) = (&mut checked, matches.get_flag("rlqs")) {
         warn_of_undivided(rules);
     }
-    let text = if matches.get_flag("json") {
-        RulesReport::new(&checked).json().to_string()
-    } else {
-        readable(&checked)
-    };
+    let text = if matches.get_flag("json") { report(&checked).to_string() } else { readable(&checked) };
     print_line(text, if checked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -59,83 +47,27 @@ fn counted(number: usize, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
-/// What a check found.
-#[derive(Debug, Serialize)]
-struct RulesReport<'r> {
-    /// The rules, if no problem prevents loading them.
-    rules: Option<Summary<'r>>,
-    /// The findings that are kept, in the order of the files.
-    findings: Vec<Finding<'r>>,
-    /// The number of further problems, which are only counted.
-    omitted: usize,
-}
-
-/// Rules without problems.
-#[derive(Debug, Serialize)]
-struct Summary<'r> {
-    number: usize,
-    domains: usize,
-    content: &'r str,
-}
-
-/// A problem or a warning.
-#[derive(Debug, Serialize)]
-struct Finding<'r> {
-    level: FindingEffect,
-    /// The file, by its path as given.
-    file: &'r str,
-    /// From 1.
-    line: u32,
-    /// In characters, from 1.
-    column: u32,
-    message: &'r str,
-}
-
-/// The effect of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum FindingEffect {
-    /// The rules cannot be loaded.
-    Error,
-    /// Probably a mistake.
-    Warning,
-}
-
-impl<'r> RulesReport<'r> {
-    fn new(checked: &'r Result<Rules, Problems>) -> Self {
-        match checked {
-            Ok(rules) => Self {
-                rules: Some(Summary {
-                    number: rules.len(),
-                    domains: rules.domains().count(),
-                    content: rules.hash(),
-                }),
-                findings: rules
-                    .warnings()
-                    .iter()
-                    .map(|one| Finding::new(one, FindingEffect::Warning))
-                    .collect(),
-                omitted: 0,
-            },
-            Err(problems) => {
-                let findings: Vec<_> =
-                    problems.iter().map(|one| Finding::new(one, FindingEffect::Error)).collect();
-                Self { rules: None, omitted: problems.len() - findings.len(), findings }
-            }
+/// The rules, if no problem prevents loading them, and the findings in the order of the files.
+fn report(checked: &Result<Rules, Problems>) -> Json {
+    match checked {
+        Ok(rules) => json!({
+            "rules": {"number": rules.len(), "domains": rules.domains().count(), "content": rules.hash()},
+            "findings": rules.warnings().iter().map(|one| finding("warning", one)).collect::<Json>(),
+            "omitted": 0,
+        }),
+        Err(problems) => {
+            let findings: Vec<_> = problems.iter().map(|one| finding("error", one)).collect();
+            // Further problems are only counted.
+            json!({"rules": null, "omitted": problems.len() - findings.len(), "findings": findings})
         }
     }
-
-    fn json(&self) -> Json {
-        serde_json::to_value(self).expect("all keys are text and all numbers are integers")
-    }
 }
 
-impl<'r> Finding<'r> {
-    fn new(problem: &'r Problem, level: FindingEffect) -> Self {
-        let Problem { location, what } = problem;
-        let (RuleOrigin::File(file) | RuleOrigin::Resource { name: file, .. }) = &*location.origin;
-        Self { level, file, line: location.mark.line, column: location.mark.column, message: what }
-    }
+/// A problem or a warning. Lines and columns are from 1, columns in characters.
+fn finding(level: &str, problem: &Problem) -> Json {
+    let Problem { location: Location { origin, mark }, what } = problem;
+    let (RuleOrigin::File(file) | RuleOrigin::Resource { name: file, .. }) = &**origin;
+    json!({"level": level, "file": file, "line": mark.line, "column": mark.column, "message": what})
 }
 
 /// Adds a warning for each limit that the rate limit quota service does not divide.
@@ -171,14 +103,12 @@ pub(super) fn unserved(rule: &Rule) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
     fn problems_are_reported_with_their_places() {
         let checked = Rules::parse("rules/a.yaml", "domain: edge\ndescriptor: []\ndomains: x\n");
-        let report = RulesReport::new(&checked).json();
+        let report = report(&checked);
         let places = |key: &str| -> Vec<_> {
             report["findings"].as_array().unwrap().iter().map(|finding| finding[key].clone()).collect()
         };
@@ -194,7 +124,7 @@ mod tests {
     #[test]
     fn warnings_are_reported_beside_the_rules() {
         let checked = Rules::parse("a.yaml", "domain: edge\ndescriptors:\n- {key: a, shadow_mode: true}\n");
-        let report = RulesReport::new(&checked).json();
+        let report = report(&checked);
         assert_eq!(report["findings"][0]["level"], "warning");
         assert_eq!(report["findings"][0]["line"], 3);
         assert_eq!(report["rules"]["domains"], 1);
@@ -205,7 +135,7 @@ mod tests {
     fn problems_beyond_the_bound_are_counted_as_omitted() {
         let text = "domain: edge\ndescriptors:\n".to_owned() + &"- {value: a}\n".repeat(Problems::MAX + 5);
         let checked = Rules::parse("a.yaml", &text);
-        let report = RulesReport::new(&checked).json();
+        let report = report(&checked);
         assert_eq!(report["findings"].as_array().unwrap().len(), Problems::MAX);
         assert_eq!(report["omitted"], json!(5));
     }

@@ -2,12 +2,17 @@
 
 use std::{
     io::{self, Write as _},
+    path::PathBuf,
     process::ExitCode,
 };
 
 #[cfg(any(test, feature = "testing"))]
 use clap::Command;
-use tokio::runtime;
+use clap::{Arg, ArgAction, ValueHint, value_parser};
+use tokio::{
+    runtime,
+    signal::unix::{Signal, SignalKind, signal},
+};
 use tollgate_counter::printable;
 
 /// The exit code for a command line or settings that are wrong, as in `sysexits.h`.
@@ -39,6 +44,42 @@ pub(super) fn block_on<T>(work: impl Future<Output = Result<T, String>>) -> Resu
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| error.to_string())?.block_on(work)
 }
+
+/// A flag without a value.
+pub(super) fn flag(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+}
+
+/// A flag with a value.
+pub(super) fn value(name: &'static str, value_name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).value_name(value_name).help(help)
+}
+
+/// A flag with the path of a file.
+pub(super) fn file(name: &'static str, help: &'static str) -> Arg {
+    path(name, "FILE", help).long(name).value_hint(ValueHint::FilePath)
+}
+
+/// An argument that is the path of a file or of a directory.
+pub(super) fn path(name: &'static str, value_name: &'static str, help: &'static str) -> Arg {
+    let path = Arg::new(name).value_name(value_name).value_parser(value_parser!(PathBuf));
+    path.value_hint(ValueHint::AnyPath).help(help)
+}
+
+/// Parses one of the names of an enum.
+macro_rules! one_of {
+    ($named:ty) => {
+        clap::builder::TypedValueParser::map(
+            clap::builder::PossibleValuesParser::new(<$named>::NAMED.map(|(name, _)| name)),
+            |given| {
+                let found = <$named>::NAMED.iter().find(|(name, _)| *name == given);
+                found.expect("clap has refused all other names").1
+            },
+        )
+    };
+}
+
+pub(super) use one_of;
 
 /// The end of a command's help: command lines that work as they are, beside the files that they name.
 pub fn examples(command_lines: &[&str]) -> String {
@@ -73,6 +114,31 @@ fn words(line: &str) -> Vec<String> {
     }
     words.retain(|word| !word.is_empty());
     words
+}
+
+/// The signals that end a command.
+pub(super) struct Interrupts([Signal; 2]);
+
+impl Interrupts {
+    pub(super) fn new() -> Result<Self, String> {
+        let received = |kind| signal(kind).map_err(|error| error.to_string());
+        Ok(Self([received(SignalKind::interrupt())?, received(SignalKind::terminate())?]))
+    }
+
+    /// Waits for the next signal.
+    pub(super) async fn next(&mut self) {
+        let [interrupt, terminate] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    }
+}
+
+/// Shows how far a command is, in place of what was shown before on this line of the terminal.
+pub(super) fn show_progress(line: &str) {
+    // Return to the beginning of the line and clear it.
+    eprint!("\r\x1b[2K{line}");
 }
 
 /// Prints what a command has found, or why it has found nothing.

@@ -2,30 +2,24 @@
 
 use std::process::ExitCode;
 
-use clap::{Arg, ArgAction, ArgGroup, ArgMatches, Command, value_parser};
+use clap::{ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 use tollgate_counter::printable::escaped;
+use tollgate_net::http_client::percent_encode;
 use tollgate_wire::{
     descriptor_text, proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry,
 };
 
 use crate::{
     admin_client,
-    command::{examples, printable_json},
+    command::{examples, flag, printable_json, value},
     request,
 };
 
 pub(super) fn command() -> Command {
-    let reset = Arg::new("reset")
-        .long("reset")
-        .action(ArgAction::SetTrue)
-        .help("Reset the counter, as if it had never been used");
-    let set = Arg::new("set")
-        .long("set")
-        .value_name("N")
-        .value_parser(value_parser!(u64))
-        .help("Reset the counter and charge N hits");
-    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer as JSON");
+    let reset = flag("reset", "Reset the counter, as if it had never been used");
+    let set = value("set", "N", "Reset the counter and charge N hits").value_parser(value_parser!(u64));
+    let json = flag("json", "Print the answer as JSON");
     Command::new("counters")
         .about("Show, reset or set the counter of a descriptor on a server; the server logs every change")
         .after_help(examples(&[
@@ -40,8 +34,8 @@ pub(super) fn command() -> Command {
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let domain = matches.get_one::<String>("domain").map(String::as_str).unwrap_or_default();
     let entries = matches.get_one::<Vec<Entry>>("descriptor").map(Vec::as_slice).unwrap_or_default();
-    let key = admin_client::percent_encode(&descriptor_text::format(entries));
-    let path = format!("/counters?domain={}&key={key}", admin_client::percent_encode(domain));
+    let key = percent_encode(&descriptor_text::format(entries));
+    let path = format!("/counters?domain={}&key={key}", percent_encode(domain));
     let (method, body) = match matches.get_one::<u64>("set") {
         Some(used) => ("PUT", json!({"used": used}).to_string()),
         None if matches.get_flag("reset") => ("DELETE", String::new()),

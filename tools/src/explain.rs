@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{ArgMatches, Command};
 use serde_json::Value;
 use tollgate_counter::printable::escaped;
+use tollgate_net::http_client::percent_encode;
 use tollgate_wire::descriptor_text;
 
 use crate::{
@@ -23,10 +24,10 @@ pub(super) fn command() -> Command {
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
     let request = request::request(matches);
-    let mut path = format!("/explain?domain={}", admin_client::percent_encode(&request.domain));
+    let mut path = format!("/explain?domain={}", percent_encode(&request.domain));
     for descriptor in &request.descriptors {
         // Not as JSON, whose texts are UTF-8.
-        let key = admin_client::percent_encode(&descriptor_text::format(&descriptor.entries));
+        let key = percent_encode(&descriptor_text::format(&descriptor.entries));
         let hits = descriptor.hits_addend.map(|hits| match descriptor.is_negative_hits {
             true => format!("&refund={hits}"),
             false => format!("&hits={hits}"),

@@ -2,18 +2,14 @@
 
 use std::process::ExitCode;
 
-use clap::{
-    Arg, ArgAction, ArgMatches, Command, ValueHint,
-    builder::{PossibleValuesParser, TypedValueParser as _},
-    value_parser,
-};
+use clap::{Arg, ArgMatches, Command, ValueHint, value_parser};
 use serde_json::{Map, Value, json};
 use tollgate_counter::{descriptor::escaped, printable};
 use tollgate_wire::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
 use crate::{
     admin_client::{self, AdminCall},
-    command::{examples, printable_json},
+    command::{examples, flag, one_of, printable_json, value},
     request,
 };
 
@@ -27,34 +23,23 @@ pub(super) fn command() -> Command {
     let one = |name: &'static str, about: &'static str| {
         Command::new(name).about(about).args([request::domain(), request::descriptor()])
     };
-    let text = |name: &'static str, value: &'static str, help: &'static str| {
-        Arg::new(name).long(name).value_name(value).help(help)
-    };
     let number = |(name, _): (&'static str, _)| {
-        Arg::new(name)
-            .long(name)
-            .value_name("N")
-            .value_parser(value_parser!(u64))
-            .help(format!("The `{}` of the key", name.replace('-', "_")))
+        let help = format!("The `{}` of the key", name.replace('-', "_"));
+        value(name, "N", "").value_parser(value_parser!(u64)).help(help)
     };
     let set = one("set", "Set the limit of one key")
         .args(NUMBERS.map(number))
         .arg(
-            text("unit", "UNIT", "The unit of the `requests_per_unit` of the key, for buckets")
+            value("unit", "UNIT", "The unit of the `requests_per_unit` of the key, for buckets")
                 .value_parser(UNITS)
                 .requires("requests-per-unit"),
         )
-        .arg(
-            Arg::new("unlimited")
-                .long("unlimited")
-                .action(ArgAction::SetTrue)
-                .help("Let everything pass, and count it"),
-        )
+        .arg(flag("unlimited", "Let everything pass, and count it"))
         .args([
-            text("expires-after", "SECONDS", "End the limit by itself").value_parser(value_parser!(u64)),
-            text("note", "TEXT", "A note for operators"),
-            text("set-by", "NAME", "Who sets it, unless a client certificate says so"),
-            text("replaces", "VERSION", "The version that it replaces; 0 if there is none")
+            value("expires-after", "SECONDS", "End the limit by itself").value_parser(value_parser!(u64)),
+            value("note", "TEXT", "A note for operators"),
+            value("set-by", "NAME", "Who sets it, unless a client certificate says so"),
+            value("replaces", "VERSION", "The version that it replaces; 0 if there is none")
                 .value_parser(value_parser!(u64)),
         ]);
     let list = |name: &'static str, about: &'static str| {
@@ -66,14 +51,8 @@ pub(super) fn command() -> Command {
     let file = Arg::new("file").value_name("FILE").required(true).value_hint(ValueHint::FilePath).help(
         "File as `export` prints it: a limit in JSON on each line, or CSV whose first line names the columns",
     );
-    let format = Arg::new("format")
-        .long("format")
-        .value_name("FORMAT")
-        .value_parser(PossibleValuesParser::new(RowFormatName::NAMED.map(|(name, _)| name)).map(|name| {
-            let found = RowFormatName::NAMED.into_iter().find(|(named, _)| *named == name);
-            found.map_or(RowFormatName::Json, |(_, format)| format)
-        }))
-        .help("json or csv [default: json]");
+    let format =
+        value("format", "FORMAT", "json or csv [default: json]").value_parser(one_of!(RowFormatName));
     let [to, token] = admin_client::args();
     Command::new("limits")
         .about("Read, set, remove, list, export and import limits of keys of their own")
@@ -91,13 +70,9 @@ pub(super) fn command() -> Command {
         .subcommand(list("list", "Print limits, one on a line"))
         .subcommand(list("export", "Print limits as `import` reads them, one on a line").arg(format))
         .subcommand(
-            Command::new("import").about("Set the limits of a file").args([
-                file,
-                Arg::new("dry-run")
-                    .long("dry-run")
-                    .action(ArgAction::SetTrue)
-                    .help("Let the server check all limits, and set nothing"),
-            ]),
+            Command::new("import")
+                .about("Set the limits of a file")
+                .args([file, flag("dry-run", "Let the server check all limits, and set nothing")]),
         )
 }
 

@@ -9,6 +9,8 @@ use tollgate_wire::{
     },
 };
 
+use crate::command::{flag, value};
+
 /// The domain.
 pub(super) fn domain() -> Arg {
     Arg::new("domain").value_name("DOMAIN").required(true).help("Domain of the rules")
@@ -28,21 +30,11 @@ pub(super) fn with_request(command: Command) -> Command {
     let descriptors = descriptor()
         .action(ArgAction::Append)
         .help("Descriptor, may be repeated; \\, \\= and \\\\ stand for the characters themselves, \\n and \\u{1b} for hidden ones, \\xE9 for another byte");
-    let hits = Arg::new("hits")
-        .long("hits")
-        .value_name("N")
-        .value_parser(value_parser!(u64).range(1..))
-        .help("Number of hits to charge [default: 1]");
-    let peek = Arg::new("peek")
-        .long("peek")
-        .action(ArgAction::SetTrue)
-        .help("Charge nothing, only read what is left");
-    let refund = Arg::new("refund")
-        .long("refund")
-        .value_name("N")
-        .value_parser(value_parser!(u64).range(1..))
-        .help("Number of hits to refund");
-    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the answer as JSON");
+    let number = |name, help| value(name, "N", help).value_parser(value_parser!(u64).range(1..));
+    let hits = number("hits", "Number of hits to charge [default: 1]");
+    let peek = flag("peek", "Charge nothing, only read what is left");
+    let refund = number("refund", "Number of hits to refund");
+    let json = flag("json", "Print the answer as JSON");
     command
         .args([domain(), descriptors, hits, peek, refund, json])
         .group(ArgGroup::new("what").args(["hits", "peek", "refund"]))

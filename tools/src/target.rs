@@ -6,7 +6,9 @@ use std::{
 };
 
 use axum::http::uri::Authority;
-use clap::{Arg, ArgMatches, ValueHint, value_parser};
+use clap::{Arg, ArgMatches};
+
+use crate::command::{file, value};
 
 /// The gRPC listener of a server on this machine with default settings.
 const LOCAL: &str = "127.0.0.1:8081";
@@ -35,28 +37,22 @@ pub(super) struct ClientIdentity {
 
 /// The flags for the server.
 pub(super) fn args() -> [Arg; 5] {
-    let file = |name: &'static str, help: &'static str| {
-        let arg = Arg::new(name).long(name).value_name("FILE").value_parser(value_parser!(PathBuf));
-        arg.value_hint(ValueHint::FilePath).help(help)
-    };
     [
-        Arg::new("to")
-            .long("to")
-            .value_name("HOST:PORT")
+        value("to", "HOST:PORT", "gRPC address of the server; unix:/path/to.sock for a Unix socket")
             .default_value(LOCAL)
             .value_parser(|text: &str| match text.strip_prefix("unix:") {
                 Some(path) if !path.is_empty() => Ok(text.to_owned()),
                 Some(_) | None => host_and_port(text),
-            })
-            .help("gRPC address of the server; unix:/path/to.sock for a Unix socket"),
+            }),
         file("tls-ca", "Use TLS, and trust only certificates signed by these CA certificates (PEM)"),
         file("tls-cert", "Client certificate (PEM)").requires("tls-ca").requires("tls-key"),
         file("tls-key", "Private key of the client certificate (PEM)").requires("tls-cert"),
-        Arg::new("tls-name")
-            .long("tls-name")
-            .value_name("HOST")
-            .requires("tls-ca")
-            .help("Name that the server's certificate must contain [default: the host of --to]"),
+        value(
+            "tls-name",
+            "HOST",
+            "Name that the server's certificate must contain [default: the host of --to]",
+        )
+        .requires("tls-ca"),
     ]
 }
 
@@ -69,13 +65,14 @@ pub(super) fn host_and_port(text: &str) -> Result<String, String> {
 /// The server that the flags name, with all files read.
 pub(super) fn from_matches(matches: &ArgMatches) -> Result<Target, String> {
     let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
-    let file = |name: &str| matches.get_one::<PathBuf>(name).map(|path| read(path)).transpose();
+    let read_file = |name: &str| matches.get_one::<PathBuf>(name).map(|path| read(path)).transpose();
     let text = |name: &str| matches.get_one::<String>(name).cloned();
-    let identity = match (file("tls-cert")?, file("tls-key")?) {
+    let identity = match (read_file("tls-cert")?, read_file("tls-key")?) {
         (Some(cert), Some(key)) => Some(ClientIdentity { cert, key }),
         // clap has refused one without the other.
         (Some(_) | None, None) | (None, Some(_)) => None,
     };
-    let tls = file("tls-ca")?.map(|authority| TlsOptions { authority, identity, name: text("tls-name") });
+    let tls =
+        read_file("tls-ca")?.map(|authority| TlsOptions { authority, identity, name: text("tls-name") });
     Ok(Target { to: text("to").unwrap_or_default(), tls })
 }

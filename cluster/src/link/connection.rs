@@ -50,7 +50,7 @@ pub(super) async fn link_dialled<'h, S: AsyncRead + AsyncWrite + Unpin>(
         let greeting = receive(&mut frames).await;
         let peer = greeted_peer(hub, greeting, expected)?;
         let _ = greeted.set(peer.clone());
-        send(&mut frames, peer.hello(&hub.shared.local)).await;
+        send(&mut frames, peer.hello(&hub.local)).await;
         let hello = match receive(&mut frames).await {
             Some(LinkFrame::Hello(hello)) if hello.member == peer.id && hello.session != 0 => hello,
             Some(LinkFrame::Refusal(RefusalReason::Linked)) => {
@@ -60,7 +60,7 @@ pub(super) async fn link_dialled<'h, S: AsyncRead + AsyncWrite + Unpin>(
             Some(LinkFrame::Refusal(RefusalReason::Stale)) => return Err(DialResult::SessionEnded),
             Some(_) | None => return Err(DialResult::Unreachable),
         };
-        match peer.handle_hello(&hub.shared.local, &hello, &link) {
+        match peer.handle_hello(&hub.local, &hello, &link) {
             HelloOutcome::Begin | HelloOutcome::Resume => Ok(peer),
             HelloOutcome::Refused(RefusalReason::Linked) => Err(DialResult::Linked(peer.id)),
             HelloOutcome::Refused(RefusalReason::Stale | RefusalReason::Closed)
@@ -76,7 +76,7 @@ pub(super) async fn link_dialled<'h, S: AsyncRead + AsyncWrite + Unpin>(
         None => DialResult::Unreachable,
     };
     if let Some(peer) = greeted.get() {
-        peer.end_unless_established(&hub.shared.local);
+        peer.end_unless_established(&hub.local);
     }
     Err(result)
 }
@@ -91,7 +91,7 @@ fn greeted_peer(
         Some(LinkFrame::Greeting(member)) if member.number() != 0 => member,
         Some(_) | None => return Err(DialResult::Unreachable),
     };
-    if id == hub.shared.local.id {
+    if id == hub.local.id {
         return Err(DialResult::OwnAddress);
     }
     if expected.is_some_and(|expected| expected.id != id) {
@@ -111,13 +111,13 @@ pub(super) async fn run_accepted<S: AsyncRead + AsyncWrite + Unpin>(
     from: SocketAddr,
 ) {
     let handshake = async {
-        send(&mut frames, LinkFrame::Greeting(hub.shared.local.id)).await;
+        send(&mut frames, LinkFrame::Greeting(hub.local.id)).await;
         receive(&mut frames).await
     };
     let hello = match hub.while_open(timeout(HELLO_TIMEOUT, handshake)).await {
         Some(Ok(Some(LinkFrame::Hello(hello)))) if hello.member.number() != 0 && hello.session != 0 => hello,
         Some(Ok(Some(_)) | Err(_)) => {
-            return hub.shared.local.stats.count_failure(LinkFailure::Other, &from, &"no hello in time");
+            return hub.local.stats.count_failure(LinkFailure::Other, &from, &"no hello in time");
         }
         // The dialler needs no link, for example because it has one.
         Some(Ok(None)) | None => return,
@@ -139,23 +139,23 @@ pub(super) async fn run_accepted<S: AsyncRead + AsyncWrite + Unpin>(
 
 /// The answer to a hello, and the peer if `link` is now its link.
 fn answer_hello(hub: &Hub, hello: &LinkHello, link: &Arc<ActiveLink>) -> (LinkFrame, Option<Arc<Peer>>) {
-    if hello.member == hub.shared.local.id || !hub.is_open() {
+    if hello.member == hub.local.id || !hub.is_open() {
         return (LinkFrame::Refusal(RefusalReason::Closed), None);
     }
     // A peer that ends leaves the roster, so the second round adds a new one. That ends as well if the hello acknowledges
     // what was never sent.
     for _round in 0..2 {
         let Some(peer) = hub.get_or_add_peer(hello.member) else {
-            hub.shared.local.stats.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
+            hub.local.stats.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
             return (LinkFrame::Refusal(RefusalReason::Closed), None);
         };
-        let answer = match peer.handle_hello(&hub.shared.local, hello, link) {
-            HelloOutcome::Begin | HelloOutcome::Resume => return (peer.hello(&hub.shared.local), Some(peer)),
+        let answer = match peer.handle_hello(&hub.local, hello, link) {
+            HelloOutcome::Begin | HelloOutcome::Resume => return (peer.hello(&hub.local), Some(peer)),
             HelloOutcome::Refused(reason) => LinkFrame::Refusal(reason),
-            HelloOutcome::RemoteLost => peer.hello(&hub.shared.local),
+            HelloOutcome::RemoteLost => peer.hello(&hub.local),
             HelloOutcome::LocalLost | HelloOutcome::Invalid(_) => continue,
         };
-        peer.end_unless_established(&hub.shared.local);
+        peer.end_unless_established(&hub.local);
         return (answer, None);
     }
     (LinkFrame::Refusal(RefusalReason::Stale), None)
@@ -205,13 +205,13 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
 
     /// Runs until the connection closes.
     pub(super) async fn run(mut self) {
-        let mut ticks = pin!(sleep(self.hub.shared.next_tick(self.peer.id)));
+        let mut ticks = pin!(sleep(self.hub.next_tick(self.peer.id)));
         loop {
             tokio::select! {
                 biased;
                 () = poll_fn(|cx| self.poll(cx)) => break,
                 () = &mut ticks => {
-                    ticks.as_mut().reset(Instant::now() + self.hub.shared.next_tick(self.peer.id));
+                    ticks.as_mut().reset(Instant::now() + self.hub.next_tick(self.peer.id));
                     self.tick();
                     if self.silent > SILENT_MAX || self.stalled > STALLED_MAX {
                         debug!(peer = %self.peer.id, "link timed out: no frames or no acknowledgements");
@@ -220,7 +220,7 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
                 }
             }
         }
-        if self.peer.detach(&self.hub.shared.local, &self.link) {
+        if self.peer.detach(&self.hub.local, &self.link) {
             self.hub.redial(self.peer);
         }
     }
@@ -261,11 +261,11 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
             };
             self.silent = Duration::ZERO;
             self.has_large_buffers |= frame.is_large();
-            match self.peer.receive(&self.hub.shared.local, &self.link, frame) {
+            match self.peer.receive(&self.hub.local, &self.link, frame) {
                 ControlFlow::Continue(None) => {}
                 ControlFlow::Continue(Some(frame)) => {
                     if !was_waiting {
-                        self.hub.shared.local.stats.pieces_delayed.increase();
+                        self.hub.local.stats.pieces_delayed.increase();
                     }
                     self.waiting = Some(frame);
                     // The next wake-up tries again, at the next tick at the latest.
@@ -279,7 +279,7 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.frames.poll_ready_unpin(cx))?;
-            let Some(frame) = self.peer.next_frame(&self.hub.shared.local, &self.link) else {
+            let Some(frame) = self.peer.next_frame(&self.hub.local, &self.link) else {
                 return self.frames.poll_flush_unpin(cx);
             };
             self.has_large_buffers |= frame.is_large();
@@ -290,7 +290,7 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
     /// Counts the time without frames and without acknowledgements, makes a heartbeat due, and frees large buffers.
     fn tick(&mut self) {
         // Not the time that has passed: a suspended process must not count the suspension as silence of the peer.
-        let interval = ticks::interval(self.hub.shared.local.peers());
+        let interval = ticks::interval(self.hub.local.peers());
         // A connection that is not read cannot be silent.
         self.silent = if self.waiting.is_some() { Duration::ZERO } else { self.silent + interval };
         let pending = self.peer.pending_acknowledgement();

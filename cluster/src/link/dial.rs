@@ -1,4 +1,4 @@
-//! Dials addresses and runs the connections that result.
+//! Dials addresses and accepts connections: the TLS handshakes, then the links that result.
 
 use std::{
     io::{Error, ErrorKind},
@@ -11,10 +11,12 @@ use rustls::pki_types::ServerName;
 use tokio::{
     io::AsyncBufReadExt,
     net::{TcpStream, lookup_host},
-    sync::oneshot,
+    sync::{OwnedSemaphorePermit, oneshot},
     time::{sleep, timeout},
 };
-use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_rustls::{
+    LazyConfigAcceptor, TlsConnector, client::TlsStream, server::TlsStream as ServerTlsStream,
+};
 use tollgate_counter::{resilience::Backoff, time::Stopwatch};
 use tracing::debug;
 
@@ -33,7 +35,9 @@ use crate::{
 /// Timeout of the TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Timeout of the TLS handshake.
-pub(super) const TLS_TIMEOUT: Duration = Duration::from_secs(2);
+const TLS_TIMEOUT: Duration = Duration::from_secs(2);
+/// The most handshakes in progress.
+pub(super) const HANDSHAKES_MAX: usize = 256;
 /// First and largest backoff after a failure.
 const BACKOFF_MIN: Duration = Duration::from_millis(10);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
@@ -69,11 +73,11 @@ pub(super) async fn dial_address(
         let is_over = since.elapsed() > DIAL_DURATION_MAX;
         let is_final = match result {
             DialResult::Linked(peer) => {
-                hub.shared.note_member_address(&address, peer);
+                hub.note_member_address(&address, peer);
                 true
             }
             DialResult::OwnAddress => {
-                hub.shared.addresses().note_own(&address);
+                hub.addresses().note_own(&address);
                 true
             }
             DialResult::Refused => true,
@@ -89,7 +93,7 @@ pub(super) async fn dial_address(
         }
         wait(&hub, &mut delays).await;
     }
-    hub.shared.addresses().end_dial(&address);
+    hub.addresses().end_dial(&address);
 }
 
 /// Redials a peer whose link broke, and runs the link, until the session has ended or another connection is the link.
@@ -119,11 +123,11 @@ pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
         };
         if is_gone {
             debug!(peer = %peer.id, %address, ?result, "the peer is not at its address");
-            peer.end_unless_connected(&hub.shared.local);
+            peer.end_unless_connected(&hub.local);
         }
         // Another process is there, or the session was lost or never established: dial for a new one.
         if result == DialResult::OtherMember || result == DialResult::SessionEnded {
-            hub.shared.dial(&address, None);
+            hub.dial(&address, None);
         }
         wait(&hub, &mut delays).await;
     }
@@ -172,7 +176,7 @@ async fn dial_once<'h>(
     let socket = match hub.while_open(connecting).await {
         Some(Ok(Ok(socket))) => socket,
         Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => {
-            hub.shared.rejections.clear(address);
+            hub.addresses().clear_rejection(address);
             return Err(DialResult::Refused);
         }
         Some(Ok(Err(_)) | Err(_)) | None => return Err(DialResult::Unreachable),
@@ -183,23 +187,23 @@ async fn dial_once<'h>(
     }
     // Fails only if the peer has closed the socket, which the next read reports.
     let _ = socket.set_nodelay(true);
-    match hub.while_open(timeout(TLS_TIMEOUT, tls_handshake(hub, socket, address))).await {
+    match hub.while_open(timeout(TLS_TIMEOUT, connect_tls(hub, socket, address))).await {
         Some(Ok(Ok(stream))) => {
-            hub.shared.rejections.clear(address);
+            hub.addresses().clear_rejection(address);
             let link = connection::link_dialled(hub, frame_stream(stream), expected).await?;
-            hub.shared.note_member_address(&address.to_string(), link.peer.id);
+            hub.note_member_address(&address.to_string(), link.peer.id);
             return Ok(link);
         }
         Some(Ok(Err(error))) => {
             if let Some(reason) = report_tls_failure(hub, address, &error)
                 && reason.is_rejection()
             {
-                hub.shared.rejections.note(address, reason, expected.map(|peer| &**peer));
+                hub.addresses().note_rejection(address, reason, expected.map(|peer| &**peer));
             }
         }
         Some(Err(_)) => {
             let what = "the TLS handshake timed out";
-            hub.shared.local.stats.count_failure(LinkFailure::Slow, &address, &what);
+            hub.local.stats.count_failure(LinkFailure::Slow, &address, &what);
             return Err(DialResult::Slow);
         }
         None => {}
@@ -207,12 +211,12 @@ async fn dial_once<'h>(
     Err(DialResult::Unreachable)
 }
 
-async fn tls_handshake(
+async fn connect_tls(
     hub: &Hub,
     socket: TcpStream,
     address: SocketAddr,
 ) -> Result<TlsStream<TcpStream>, Error> {
-    let config = hub.shared.credentials.active().client.clone();
+    let config = hub.credentials.active().client.clone();
     let connector = TlsConnector::from(config);
     let mut stream = connector.connect(ServerName::IpAddress(address.ip().into()), socket).await?;
     // The server verifies the client certificate after the client's handshake is done, then writes first.
@@ -222,8 +226,47 @@ async fn tls_handshake(
     Ok(stream)
 }
 
+/// Performs the handshakes of an accepted connection, then runs its link until it closes. Drops `permit` once the TLS
+/// handshake has ended.
+pub(super) async fn accept(hub: Arc<Hub>, socket: TcpStream, from: SocketAddr, permit: OwnedSemaphorePermit) {
+    // Fails only if the peer has closed the socket, which the next read reports.
+    let _ = socket.set_nodelay(true);
+    let handshake = timeout(TLS_TIMEOUT, accept_tls(&hub, socket, from));
+    let Some(result) = hub.while_open(handshake).await else { return };
+    drop(permit);
+    match result {
+        Ok(Ok(Some(stream))) => connection::run_accepted(&hub, frame_stream(stream), from).await,
+        Ok(Ok(None)) => {}
+        Ok(Err(error)) => {
+            // Any process can connect, so a rejected client says nothing about this replica's own links.
+            let _ = report_tls_failure(&hub, from, &error);
+        }
+        Err(_) => hub.local.stats.count_failure(LinkFailure::Slow, &from, &"the TLS handshake timed out"),
+    }
+}
+
+/// Performs the TLS handshake of an accepted connection; `None` if the client speaks another version, which is sent this one.
+async fn accept_tls(
+    hub: &Hub,
+    socket: TcpStream,
+    from: SocketAddr,
+) -> Result<Option<ServerTlsStream<TcpStream>>, Error> {
+    let configs = hub.credentials.active();
+    let started = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), socket).await?;
+    let mismatch = VersionMismatch::with_offer(started.client_hello().alpn().into_iter().flatten());
+    match mismatch {
+        None => started.into_stream(configs.server.clone()).await.map(Some),
+        Some(mismatch) => {
+            hub.local.stats.count_failure(LinkFailure::Version, &from, &mismatch);
+            // The client aborts this handshake as intended.
+            let _ = started.into_stream(configs.other_version.clone()).await;
+            Ok(None)
+        }
+    }
+}
+
 /// Counts a failed TLS handshake by reason; `None` if the cause is the transport and not TLS.
-pub(super) fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) -> Option<LinkFailure> {
+fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) -> Option<LinkFailure> {
     let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
         // A peer that exits closes its connections.
         debug!(%address, %error, "the peer closed the connection during the handshake");
@@ -231,8 +274,8 @@ pub(super) fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) 
     };
     let reason = LinkFailure::from_tls_error(tls);
     match VersionMismatch::from_tls_error(tls) {
-        Some(mismatch) => hub.shared.local.stats.count_failure(reason, &address, mismatch),
-        None => hub.shared.local.stats.count_failure(reason, &address, tls),
+        Some(mismatch) => hub.local.stats.count_failure(reason, &address, mismatch),
+        None => hub.local.stats.count_failure(reason, &address, tls),
     }
     Some(reason)
 }

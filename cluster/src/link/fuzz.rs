@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, LazyLock, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -22,14 +22,15 @@ use tollgate_counter::{
     files::fuzz::temporary,
     time::{Clock, SECOND, Timestamp},
 };
+use tollgate_remote::lock;
 
 use crate::{
-    MemberId, Trust,
+    Departure, MemberId, Trust,
     link::{
-        DisconnectReason, LinkHandler, LinkSettings,
+        LinkHandler, LinkSettings,
         connection::run_accepted,
         frame::{FrameCodec, LENGTH_BYTES, LinkFrame, PIECE_BYTES_MAX, Piece, frame_stream},
-        hub::{COMMANDS_MAX, Hub, HubState},
+        hub::{COMMANDS_MAX, Hub},
     },
     trust::Credentials,
 };
@@ -92,9 +93,10 @@ async fn run(bytes: &[u8]) -> Sent {
     let (commands, _commands) = mpsc::channel(COMMANDS_MAX);
     let address = "local:1".to_owned();
     let clock = Clock::manual(NOW);
-    let shared = HubState::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
+    let hub = Hub::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
     let handler = Arc::new(Batches::default());
-    let hub = Hub { shared: Arc::new(shared), handler: handler.clone() };
+    let listening: Arc<dyn LinkHandler> = handler.clone();
+    hub.handler.set(Arc::downgrade(&listening)).expect("the hub is new");
     let mut pieces = BTreeMap::new();
     let mut acknowledged = 0;
     for messages in connections(bytes) {
@@ -204,7 +206,7 @@ struct BatchesState {
 
 impl Batches {
     fn state(&self) -> MutexGuard<'_, BatchesState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
@@ -226,7 +228,7 @@ impl LinkHandler for Batches {
         Some(vec![length as u8; length].into())
     }
 
-    fn disconnected(&self, _peer: MemberId, _reason: DisconnectReason) {}
+    fn disconnected(&self, _peer: MemberId, _reason: Departure) {}
 }
 
 #[cfg(test)]

@@ -2,21 +2,21 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak},
     time::Duration,
 };
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tollgate_counter::time::Clock;
+use tollgate_remote::lock;
 use tracing::debug;
 
 use crate::{
-    MemberId,
+    Departure, MemberId,
     link::{
-        DisconnectReason, LinkHandler, LinkSettings,
+        LinkHandler, LinkSettings,
         addresses::{Addresses, DIALS_MAX, DialResult},
         peer::{LocalProcess, PEERS_MAX, Peer},
-        rejections::Rejections,
         seeds::SeedState,
         ticks::next_tick,
     },
@@ -28,7 +28,7 @@ use crate::{
 pub(super) const COMMANDS_MAX: usize = DIALS_MAX + 4 * PEERS_MAX;
 
 /// State that handles and tasks share.
-pub(crate) struct HubState {
+pub(crate) struct Hub {
     pub(super) local: LocalProcess,
     pub(super) settings: LinkSettings,
     pub(super) credentials: Arc<Credentials>,
@@ -36,14 +36,9 @@ pub(crate) struct HubState {
     commands: mpsc::Sender<Command>,
     pub(super) phase: watch::Sender<LinksPhase>,
     pub(super) seeds: watch::Sender<SeedState>,
-    pub(super) rejections: Rejections,
     clock: Clock,
-}
-
-/// State that tasks share.
-pub(super) struct Hub {
-    pub(super) shared: Arc<HubState>,
-    pub(super) handler: Arc<dyn LinkHandler>,
+    /// Set when the links run. Weak, because a handler has the links.
+    pub(super) handler: OnceLock<Weak<dyn LinkHandler>>,
 }
 
 /// Work for a task.
@@ -65,7 +60,7 @@ pub(super) enum LinksPhase {
     Ended,
 }
 
-impl HubState {
+impl Hub {
     pub(super) fn new(
         id: MemberId,
         address: String,
@@ -82,8 +77,8 @@ impl HubState {
             commands,
             phase: watch::Sender::new(LinksPhase::Open),
             seeds: watch::Sender::new(SeedState::Searching),
-            rejections: Rejections::default(),
             clock,
+            handler: OnceLock::new(),
         }
     }
 
@@ -135,42 +130,25 @@ impl HubState {
         self.addresses().note_member(address, peer, |peer| self.local.get(peer).is_some());
     }
 
-    /// The seeds.
-    pub(crate) fn seeds(&self) -> &[String] {
-        &self.settings.seeds
-    }
-
-    /// Publishes the state of the search at the seeds.
-    pub(crate) fn set_seeds(&self, state: SeedState) {
-        self.seeds.send_if_modified(|former| std::mem::replace(former, state) != state);
-    }
-
-    /// Whether no other process is known.
-    pub(crate) fn is_alone(&self) -> bool {
-        self.local.peers() == 0
-    }
-
     pub(super) fn addresses(&self) -> MutexGuard<'_, Addresses> {
-        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.addresses)
     }
-}
 
-impl Hub {
     /// The peer of this id, which is added if it is unknown; `None` if there are too many.
     pub(super) fn get_or_add_peer(&self, id: MemberId) -> Option<Arc<Peer>> {
-        self.shared.local.get_or_add(id, &self.handler)
+        self.local.get_or_add(id, &self.handler.get()?.upgrade()?)
     }
 
     /// Queues the redial of a peer that has marked itself as being dialled. If too many commands wait, its session ends.
     pub(super) fn redial(&self, peer: Arc<Peer>) {
-        if !self.shared.command(Command::Redial(peer.clone())) && self.is_open() {
-            peer.end(&self.shared.local, DisconnectReason::Forgotten);
+        if !self.command(Command::Redial(peer.clone())) && self.is_open() {
+            peer.end(&self.local, Departure::Forgotten);
         }
     }
 
     /// Runs `work`; `None` if the process leaves first.
     pub(super) async fn while_open<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let mut phases = self.shared.phase.subscribe();
+        let mut phases = self.phase.subscribe();
         tokio::select! {
             done = work => Some(done),
             _ = phases.wait_for(|phase| *phase != LinksPhase::Open) => None,
@@ -179,13 +157,13 @@ impl Hub {
 
     /// Whether the process is not leaving.
     pub(super) fn is_open(&self) -> bool {
-        *self.shared.phase.borrow() == LinksPhase::Open
+        *self.phase.borrow() == LinksPhase::Open
     }
 }
 
-impl fmt::Debug for HubState {
+impl fmt::Debug for Hub {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HubState")
+        f.debug_struct("Hub")
             .field("id", &self.local.id)
             .field("address", &self.local.address)
             .finish_non_exhaustive()

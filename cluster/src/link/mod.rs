@@ -16,9 +16,8 @@ use tollgate_counter::time::Clock;
 use tollgate_net::accept::Acceptor;
 use tracing::{info, warn};
 
-use crate::{MemberId, Trust, TrustError, trust::Credentials};
+use crate::{Departure, MemberId, Trust, TrustError, trust::Credentials};
 
-mod accept;
 mod addresses;
 mod advertise;
 mod assembly;
@@ -31,16 +30,13 @@ mod hub;
 #[cfg(test)]
 mod laws;
 mod peer;
-mod rejections;
 mod seeds;
 mod session;
 mod stats;
 mod ticks;
 
-use addresses::DialResult;
+pub use addresses::Strangers;
 pub use advertise::is_host_port;
-use hub::HubState;
-pub use rejections::Strangers;
 pub use seeds::{SeedFailures, SeedState};
 pub use stats::{LinkFailure, LinkStats};
 #[cfg(test)]
@@ -104,21 +100,12 @@ pub trait LinkHandler: Send + Sync + 'static {
     /// and after each batch, but not while 8 MiB are unacknowledged.
     fn next_batch(&self, peer: MemberId) -> Option<Bytes>;
     /// The session has ended; nothing more of it will be received.
-    fn disconnected(&self, peer: MemberId, reason: DisconnectReason);
-}
-
-/// Why a session ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DisconnectReason {
-    /// The process has certainly ended: its address refuses connections, another process has it, or it sent a goodbye.
-    Dead,
-    /// The process may live, but one of the two sides discarded the session.
-    Forgotten,
+    fn disconnected(&self, peer: MemberId, reason: Departure);
 }
 
 /// A handle to all links of this process. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Links(Arc<HubState>);
+pub struct Links(Arc<Hub>);
 
 /// The bound listener, before it accepts or dials.
 #[derive(Debug)]
@@ -157,8 +144,7 @@ impl Links {
         let advertised = advertise::address(settings.advertise.as_deref(), address, &settings.seeds).await;
         advertise::validate("advertise", &advertised)?;
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
-        let links =
-            Self(Arc::new(HubState::new(local_id, advertised, settings, credentials, clock, commands)));
+        let links = Self(Arc::new(Hub::new(local_id, advertised, settings, credentials, clock, commands)));
         let listening =
             LinkListener { listener, address, commands: received, links: EndGuard(links.clone()) };
         Ok((links, listening))
@@ -224,7 +210,7 @@ impl Links {
     /// Addresses that reject links with the reasons, if there are any and no link is up. Then a certificate, a secret
     /// or a protocol version separates this replica from the others, not silence.
     pub fn strangers(&self) -> Option<Strangers> {
-        if self.is_linked() { None } else { self.0.rejections.strangers() }
+        if self.is_linked() { None } else { self.0.addresses().strangers() }
     }
 
     /// Whether a link is up.
@@ -247,16 +233,17 @@ impl LinkListener {
     /// Accepts and dials until [`Links::close`] is called. Owns every task of the links: dropping the future ends them.
     pub async fn run(self, handler: Arc<dyn LinkHandler>) -> Result<(), LinkError> {
         let Self { listener, address, mut commands, links } = self;
-        let shared = links.0.0.clone();
-        let hub = Arc::new(Hub { shared: shared.clone(), handler });
-        info!(member = %shared.local.id, listen = %address, advertised = shared.local.address, "listening for links from other replicas");
+        let hub = links.0.0.clone();
+        // Set once, because the listener is consumed.
+        let _ = hub.handler.set(Arc::downgrade(&handler));
+        info!(member = %hub.local.id, listen = %address, advertised = hub.local.address, "listening for links from other replicas");
         let mut background = JoinSet::new();
-        background.spawn(shared.credentials.clone().watch());
-        background.spawn(seeds::watch(shared.clone()));
+        background.spawn(hub.credentials.clone().watch());
+        background.spawn(seeds::watch(hub.clone()));
         let mut tasks = JoinSet::new();
-        let mut phases = shared.phase.subscribe();
+        let mut phases = hub.phase.subscribe();
         let mut acceptor = Acceptor::new("cluster");
-        let handshakes = Arc::new(Semaphore::new(accept::HANDSHAKES_MAX));
+        let handshakes = Arc::new(Semaphore::new(dial::HANDSHAKES_MAX));
         let within = loop {
             let next_connection = async {
                 let permit = handshakes.clone().acquire_owned().await.expect("the semaphore is never closed");
@@ -271,7 +258,7 @@ impl LinkListener {
                     tasks.spawn(execute(hub.clone(), order));
                 }
                 (permit, (socket, from)) = next_connection => {
-                    tasks.spawn(accept::accept(hub.clone(), socket, from, permit));
+                    tasks.spawn(dial::accept(hub.clone(), socket, from, permit));
                 }
                 Some(ended) = tasks.join_next() => ended.map_err(|panic| LinkError::TaskEnded(panic.to_string()))?,
                 Some(ended) = background.join_next() => {
@@ -297,6 +284,6 @@ async fn execute(hub: Arc<Hub>, order: Command) {
     match order {
         Command::Dial(address, report) => dial::dial_address(hub, address, report).await,
         Command::Redial(peer) => dial::redial(hub, peer).await,
-        Command::Forget(peer) => peer.end(&hub.shared.local, DisconnectReason::Forgotten),
+        Command::Forget(peer) => peer.end(&hub.local, Departure::Forgotten),
     }
 }

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     ops::ControlFlow,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::Waker,
@@ -12,12 +12,13 @@ use std::{
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use futures_util::task::AtomicWaker;
+use tollgate_remote::lock;
 use tracing::{error, info};
 
 use crate::{
-    MemberId,
+    Departure, MemberId,
     link::{
-        DisconnectReason, LinkHandler,
+        LinkHandler,
         assembly::AssemblyBudget,
         frame::{LinkFrame, LinkHello},
         session::{HelloOutcome, LinkRole, Session, SessionError},
@@ -114,7 +115,7 @@ impl LocalProcess {
 
     /// The peer of this id, which is added if it is unknown; `None` if there are too many.
     pub(super) fn get_or_add(&self, id: MemberId, handler: &Arc<dyn LinkHandler>) -> Option<Arc<Peer>> {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sessions = lock(&self.sessions);
         let peers = self.peers.load();
         if let Some(peer) = peers.get(&id) {
             return Some(peer.clone());
@@ -138,12 +139,12 @@ impl LocalProcess {
 
     /// Drops all peers.
     pub(super) fn clear(&self) {
-        let _sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let _sessions = lock(&self.sessions);
         self.peers.store(Arc::default());
     }
 
     fn remove(&self, id: MemberId) {
-        let _sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let _sessions = lock(&self.sessions);
         let mut peers = HashMap::clone(&self.peers.load());
         peers.remove(&id);
         self.peers.store(Arc::new(peers));
@@ -212,7 +213,7 @@ impl Peer {
     ) -> HelloOutcome {
         let mut state = self.state();
         if self.forgotten.load(Relaxed) {
-            self.end_locked(local, &mut state, DisconnectReason::Forgotten);
+            self.end_locked(local, &mut state, Departure::Forgotten);
         }
         if state.is_ended {
             return HelloOutcome::LocalLost;
@@ -232,7 +233,7 @@ impl Peer {
                 local.stats.pieces_resent.add(state.session.connect(hello));
                 self.replace_link(local, Some(link.clone()));
             }
-            HelloOutcome::LocalLost => self.end_locked(local, &mut state, DisconnectReason::Forgotten),
+            HelloOutcome::LocalLost => self.end_locked(local, &mut state, Departure::Forgotten),
             HelloOutcome::Invalid(error) => self.abort(local, &mut state, error),
             HelloOutcome::Refused(_) | HelloOutcome::RemoteLost => {}
         }
@@ -261,7 +262,7 @@ impl Peer {
             LinkFrame::Piece(piece) => session.receive(piece),
             LinkFrame::Heartbeat(received) => session.acknowledge(received).map(|()| None),
             LinkFrame::Goodbye => {
-                self.end_locked(local, &mut state, DisconnectReason::Dead);
+                self.end_locked(local, &mut state, Departure::Dead);
                 return ControlFlow::Break(());
             }
             LinkFrame::Refusal(_) => return ControlFlow::Break(()),
@@ -333,7 +334,7 @@ impl Peer {
     }
 
     /// Ends the session if it has not ended.
-    pub(super) fn end(&self, local: &LocalProcess, reason: DisconnectReason) {
+    pub(super) fn end(&self, local: &LocalProcess, reason: Departure) {
         self.end_locked(local, &mut self.state(), reason);
     }
 
@@ -341,7 +342,7 @@ impl Peer {
     pub(super) fn end_unless_connected(&self, local: &LocalProcess) {
         let mut state = self.state();
         if !self.is_connected() {
-            self.end_locked(local, &mut state, DisconnectReason::Dead);
+            self.end_locked(local, &mut state, Departure::Dead);
         }
     }
 
@@ -349,12 +350,12 @@ impl Peer {
     pub(super) fn end_unless_established(&self, local: &LocalProcess) {
         let mut state = self.state();
         if !state.session.is_established() {
-            self.end_locked(local, &mut state, DisconnectReason::Forgotten);
+            self.end_locked(local, &mut state, Departure::Forgotten);
         }
     }
 
     fn state(&self) -> MutexGuard<'_, PeerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     fn is_link(&self, link: &Arc<ActiveLink>) -> bool {
@@ -373,7 +374,7 @@ impl Peer {
         }
     }
 
-    fn end_locked(&self, local: &LocalProcess, state: &mut PeerState, reason: DisconnectReason) {
+    fn end_locked(&self, local: &LocalProcess, state: &mut PeerState, reason: Departure) {
         if state.is_ended {
             return;
         }
@@ -390,7 +391,7 @@ impl Peer {
 
     fn abort(&self, local: &LocalProcess, state: &mut PeerState, error: SessionError) {
         error!(peer = %self.id, address = %self.address(), %error, "session aborted after a protocol error");
-        self.end_locked(local, state, DisconnectReason::Forgotten);
+        self.end_locked(local, state, Departure::Forgotten);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     net::SocketAddr,
     pin::pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -14,9 +14,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tollgate_counter::time::Stopwatch;
+use tollgate_remote::lock;
 use tracing::{info, warn};
 
-use crate::link::{DialResult, HubState};
+use crate::link::{addresses::DialResult, hub::Hub};
 
 /// Interval of the lookups while no other member is known, and afterwards.
 const ALONE_INTERVAL: Duration = Duration::from_secs(1);
@@ -31,16 +32,19 @@ const SLOW_MAX: Duration = Duration::from_secs(10);
 const ADDRESSES_MAX: usize = 256;
 
 /// Searches at all seeds until it is dropped.
-pub(super) async fn watch(shared: Arc<HubState>) {
+pub(super) async fn watch(hub: Arc<Hub>) {
     let since = Stopwatch::start();
-    let all = Mutex::new(vec![SeedState::Searching; shared.seeds().len()]);
-    let publish = |all: &[SeedState]| shared.set_seeds(summary(all, since.elapsed()));
-    publish(&all.lock().unwrap_or_else(PoisonError::into_inner));
-    let seeds = shared.seeds().iter().enumerate();
+    let all = Mutex::new(vec![SeedState::Searching; hub.settings.seeds.len()]);
+    let publish = |all: &[SeedState]| {
+        let state = summary(all, since.elapsed());
+        hub.seeds.send_if_modified(|former| std::mem::replace(former, state) != state);
+    };
+    publish(&lock(&all));
+    let seeds = hub.settings.seeds.iter().enumerate();
     join_all(seeds.map(|(index, seed)| {
-        let (shared, all, publish) = (&shared, &all, &publish);
-        watch_one(shared, seed, move |found| {
-            let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+        let (hub, all, publish) = (&hub, &all, &publish);
+        watch_one(hub, seed, move |found| {
+            let mut all = lock(all);
             all[index] = found;
             publish(&all);
         })
@@ -51,7 +55,7 @@ pub(super) async fn watch(shared: Arc<HubState>) {
 }
 
 /// Searches at one seed, and passes the result of each try to `note`.
-async fn watch_one(shared: &HubState, seed: &str, note: impl Fn(SeedState)) {
+async fn watch_one(hub: &Hub, seed: &str, note: impl Fn(SeedState)) {
     let mut failing: Option<String> = None;
     let unresolved = SeedState::NotFound(SeedFailures { unresolved: 1, ..SeedFailures::default() });
     loop {
@@ -73,7 +77,7 @@ async fn watch_one(shared: &HubState, seed: &str, note: impl Fn(SeedState)) {
                 let mut addresses: Vec<_> = addresses.take(ADDRESSES_MAX).collect();
                 addresses.sort_unstable();
                 addresses.dedup();
-                note(dial(shared, &addresses).await);
+                note(dial(hub, &addresses).await);
             }
             Err(error) => {
                 let reason = error.to_string();
@@ -84,15 +88,15 @@ async fn watch_one(shared: &HubState, seed: &str, note: impl Fn(SeedState)) {
                 note(unresolved);
             }
         }
-        sleep(if shared.is_alone() { ALONE_INTERVAL } else { LINKED_INTERVAL }).await;
+        sleep(if hub.local.peers() == 0 { ALONE_INTERVAL } else { LINKED_INTERVAL }).await;
     }
 }
 
 /// Dials all addresses concurrently.
-async fn dial(shared: &HubState, addresses: &[SocketAddr]) -> SeedState {
+async fn dial(hub: &Hub, addresses: &[SocketAddr]) -> SeedState {
     let dials = addresses.iter().map(async |address| {
         let (report, result) = oneshot::channel();
-        shared.dial(&address.to_string(), Some(report));
+        hub.dial(&address.to_string(), Some(report));
         match timeout(DIAL_TIMEOUT, result).await {
             Ok(Ok(result)) => result,
             // The address is being dialled for another reason and has not linked yet.

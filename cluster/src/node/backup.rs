@@ -29,18 +29,13 @@ pub(super) struct Backups {
 
 #[derive(Clone, Debug, Default)]
 struct SlotBackup {
-    stored: Option<StoredCopy>,
+    stored: Option<VersionedSlot>,
+    /// The memory of the grants of the stored copy. Its counters have their own.
+    grants: MemoryReservation,
+    /// The last update of the stored copy.
+    stored_at: Timestamp,
     /// When the last backup was refused; `None` if it was stored.
     refused_at: Option<Timestamp>,
-}
-
-/// A copy, and the time of its last update.
-#[derive(Clone, Debug)]
-struct StoredCopy {
-    copy: VersionedSlot,
-    // The memory of its grants. Its counters have their own.
-    grants: MemoryReservation,
-    at: Timestamp,
 }
 
 /// What became of a backup that has arrived.
@@ -61,7 +56,7 @@ impl Backups {
 
     /// The copy that is stored for another owner.
     pub(super) fn stored(&self, slot: Slot) -> Option<&VersionedSlot> {
-        self.slots[slot.index()].stored.as_ref().map(|stored| &stored.copy)
+        self.slots[slot.index()].stored.as_ref()
     }
 
     /// The number of stored copies.
@@ -72,16 +67,12 @@ impl Backups {
     /// Stores a copy that was decoded, unless a newer one is stored. Without memory for it, it is refused.
     pub(super) fn store_arrived(&mut self, slot: Slot, copy: VersionedSlot, cx: &mut Context<'_>) -> bool {
         let contents = Arc::unwrap_or_clone(copy.contents);
-        let older = self.slots[slot.index()].stored.as_ref();
-        let contents = match older {
-            Some(older) => self.memory.within_limit_in_place_of(&older.copy.contents, contents),
+        let older = &self.slots[slot.index()];
+        let contents = match &older.stored {
+            Some(stored) => self.memory.within_limit_in_place_of(&stored.contents, contents),
             None => self.memory.within_limit(contents),
         };
-        let bytes = copy.grants.bytes();
-        let has_room = match older {
-            Some(older) => older.grants.has_room_for_copy(bytes),
-            None => self.memory.reservation().has_room_for_copy(bytes),
-        };
+        let has_room = self.memory.has_room_in_place_of(&older.grants, copy.grants.bytes());
         let Some(contents) = contents.filter(|_| has_room) else {
             cx.out.stats.backups_refused += 1;
             return false;
@@ -95,7 +86,8 @@ impl Backups {
         if self.stored(slot).is_none_or(|stored| stored.version < copy.version) {
             let mut grants = self.memory.reservation();
             grants.set(copy.grants.bytes());
-            self.slots[slot.index()].stored = Some(StoredCopy { copy, grants, at: now });
+            let refused_at = self.slots[slot.index()].refused_at;
+            self.slots[slot.index()] = SlotBackup { stored: Some(copy), grants, stored_at: now, refused_at };
         }
     }
 
@@ -136,17 +128,16 @@ impl Backups {
         cx: &mut Context<'_>,
     ) -> BackupOutcome {
         let base = Version { epoch: copy.version.epoch, seq: after };
-        let SlotBackup { stored, refused_at, .. } = &mut self.slots[slot.index()];
-        let stored = stored.as_mut().filter(|stored| stored.copy.version == base);
-        if let Some(stored) = stored
-            && self.memory.can_merge(&stored.copy.contents, &copy.contents)
-            && stored.grants.has_room_for_copy(copy.grants.bytes())
+        let SlotBackup { stored, grants, stored_at, refused_at } = &mut self.slots[slot.index()];
+        if let Some(stored) = stored.as_mut().filter(|stored| stored.version == base)
+            && self.memory.can_merge(&stored.contents, &copy.contents)
+            && self.memory.has_room_in_place_of(grants, copy.grants.bytes())
         {
-            Arc::make_mut(&mut stored.copy.contents).merge(Arc::unwrap_or_clone(copy.contents));
-            stored.copy.version = copy.version;
-            stored.grants.set(copy.grants.bytes());
-            stored.copy.grants = copy.grants;
-            stored.at = cx.now;
+            Arc::make_mut(&mut stored.contents).merge(Arc::unwrap_or_clone(copy.contents));
+            stored.version = copy.version;
+            grants.set(copy.grants.bytes());
+            stored.grants = copy.grants;
+            *stored_at = cx.now;
             return BackupOutcome::Stored;
         }
         if refused_at.is_some_and(|at| cx.now.since(at) < REFUSAL_PAUSE) {
@@ -173,14 +164,12 @@ impl Backups {
         self.swept_at = cx.now;
         for (index, backup) in self.slots.iter_mut().enumerate() {
             let slot = Slot::at(index);
-            let (Some(StoredCopy { copy, at, .. }), Some(owner)) = (&backup.stored, owner(slot)) else {
-                continue;
-            };
+            let (Some(copy), Some(owner)) = (&backup.stored, owner(slot)) else { continue };
             let is_here =
                 cx.members.placement.backup_owner(slot, owner.member) == Some(cx.members.local_id());
             let is_safe = cx.members.is_reachable(owner.member, cx.now) && copy.version.epoch < owner.epoch;
-            if !is_here && is_safe && cx.now.since(*at) > COPY_RETENTION {
-                backup.stored = None;
+            if !is_here && is_safe && cx.now.since(backup.stored_at) > COPY_RETENTION {
+                *backup = SlotBackup { refused_at: backup.refused_at, ..SlotBackup::default() };
             }
         }
         true
@@ -193,8 +182,8 @@ impl Backups {
             if !is_needed(&self.memory) {
                 break;
             }
-            if slot.stored.take().is_some() {
-                slot.refused_at = Some(now);
+            if slot.stored.is_some() {
+                *slot = SlotBackup { refused_at: Some(now), ..SlotBackup::default() };
                 dropped += 1;
             }
         }
@@ -257,7 +246,7 @@ mod tests {
         backups.store_newer(Slot(0), divided_over(2_000), NOW);
         assert!(2 * counted <= memory.stats().backup_bytes);
         // A copy with more is refused.
-        assert!(!memory.reservation().has_room_for_copy(800_000));
+        assert!(!memory.has_room_in_place_of(&memory.reservation(), 800_000));
         backups.begin_ownership(Slot(0));
         assert_eq!(memory.stats().backup_bytes, 0);
     }

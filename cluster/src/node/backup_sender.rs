@@ -96,7 +96,7 @@ impl SentBackup {
 
 /// What happens with the next backup to the same receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum NextBackup {
+pub(super) enum NextBackup {
     /// The receiver has answered: the next one is sent when it is due.
     Free,
     /// The next one waits for the answer.
@@ -342,17 +342,13 @@ impl BackupSender {
         self.set_sent(slot, Some(SentBackup { version, receiver: to, bytes, next: NextBackup::Blocked }));
     }
 
-    /// `from` has answered the backup at this version. Returns what that means; `None` if it was not the last one.
-    pub(super) fn answered(
-        &mut self,
-        from: MemberId,
-        slot: Slot,
-        version: Version,
-    ) -> Option<BackupAnswered> {
+    /// `from` has answered the backup at this version. Returns what was to happen with the next one; `None` if it was not
+    /// the last one.
+    pub(super) fn answered(&mut self, from: MemberId, slot: Slot, version: Version) -> Option<NextBackup> {
         let is_last = |sent: &SentBackup| sent.version == version && sent.receiver == from;
         let sent = self.slots[slot.index()].sent.filter(is_last)?;
         self.set_sent(slot, Some(SentBackup { next: NextBackup::Free, ..sent }));
-        Some(BackupAnswered { is_due: sent.next == NextBackup::Due })
+        Some(sent.next)
     }
 
     /// The backup owner lacks the version that the last backup builds on. Returns whether it is still the backup owner.
@@ -363,11 +359,4 @@ impl BackupSender {
         }
         is_receiver
     }
-}
-
-/// The last backup of a slot was answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BackupAnswered {
-    /// The next one has become due meanwhile.
-    pub(super) is_due: bool,
 }

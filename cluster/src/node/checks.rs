@@ -22,34 +22,24 @@ use crate::{
 /// After this many hops a check waits for the next tick, because the members' owner tables still differ.
 const HOPS_MAX: u8 = 4;
 
-/// The checks that are not answered yet, and what this replica has borrowed from their owners.
-#[derive(Debug)]
-pub(super) struct Checks {
-    pub(super) forwarding: Forwarding,
-    pub(super) borrower: LeaseBorrower,
-}
-
-impl Checks {
-    /// Whether checks, reports or grants wait for a tick.
-    pub(super) fn need_ticks(&self) -> bool {
-        self.forwarding.needs_ticks() || self.borrower.has_borrowed()
-    }
-}
-
 /// Routes checks during one input.
 #[derive(Debug)]
 pub(super) struct Router<'n> {
-    pub(super) checks: &'n mut Checks,
+    pub(super) forwarding: &'n mut Forwarding,
+    pub(super) borrower: &'n mut LeaseBorrower,
     pub(super) slots: &'n mut Slots,
     pub(super) cx: Context<'n>,
 }
 
 impl Router<'_> {
     pub(super) fn receive_reply(&mut self, ticket: u64, reply: CheckReply) {
-        if let Some(Forward { open, sent_at, .. }) = self.checks.forwarding.take_answered(ticket) {
+        if let Some(Forward { open, sent_at, .. }) = self.forwarding.take_answered(ticket) {
             return self.reply(open, reply, sent_at);
         }
-        let Some((check, sent_at)) = self.checks.forwarding.take_late(ticket) else { return };
+        let Some(Forward { open: OpenCheck { check, .. }, sent_at, .. }) = self.forwarding.take_late(ticket)
+        else {
+            return;
+        };
         let CheckReply::Decided { outcome, lease } = reply else { return };
         // The owner charges hits that it has lent, unless this replica uses or returns them.
         if let Some(lease) = lease {
@@ -69,14 +59,14 @@ impl Router<'_> {
 
     /// Returns the grant of `key`, which the owner recalls.
     pub(super) fn return_grant(&mut self, key: Key) {
-        if let Some(settlement) = self.checks.borrower.take(key, self.cx.now) {
+        if let Some(settlement) = self.borrower.take(key, self.cx.now) {
             self.send_to_owner(settlement);
         }
     }
 
     /// Returns all grants.
     pub(super) fn return_grants(&mut self) {
-        for key in self.checks.borrower.keys() {
+        for key in self.borrower.keys() {
             self.return_grant(key);
         }
     }
@@ -84,28 +74,28 @@ impl Router<'_> {
     /// Routes forwards to a departed member again, and returns what was borrowed from it. The member may have charged
     /// the forwards already; a second charge is strict, never lenient.
     pub(super) fn member_departed(&mut self, member: MemberId) {
-        for key in self.checks.borrower.keys() {
+        for key in self.borrower.keys() {
             let owner = self.slots.ownership.owner(self.slots.of(key));
             if owner.is_some_and(|owner| owner.member == member) {
                 self.return_grant(key);
             }
         }
-        for open in self.checks.forwarding.take_forwards_to(member) {
+        for open in self.forwarding.take_forwards_to(member) {
             self.route_now(open);
         }
     }
 
     /// Settles grants, retries pending checks, and answers checks whose deadline has passed.
     pub(super) fn tick(&mut self, on_time_since: Timestamp) {
-        for report in self.checks.borrower.tick(self.cx.now) {
+        for report in self.borrower.tick(self.cx.now) {
             self.send_to_owner(report);
         }
         // Every pending check is retried, whatever it has waited for.
         drop(self.slots.take_ready());
-        for open in self.checks.forwarding.take_pending(|_| true) {
+        for open in self.forwarding.take_pending(|_| true) {
             self.route_now(open);
         }
-        for open in self.checks.forwarding.take_expired(on_time_since, self.cx.now, self.cx.out) {
+        for open in self.forwarding.take_expired(on_time_since, self.cx.now, self.cx.out) {
             self.owner_unreachable(open);
         }
     }
@@ -114,7 +104,7 @@ impl Router<'_> {
     pub(super) fn report(&mut self, share: &mut LocalShare) {
         if !self.cx.members.is_isolated() {
             let is_reachable = |key| self.slots.is_owner_reachable(key, &self.cx);
-            for report in take_reports(share, &mut self.checks.forwarding, is_reachable, self.cx.wall) {
+            for report in take_reports(share, self.forwarding, is_reachable, self.cx.wall) {
                 self.send_to_owner(report);
             }
         }
@@ -125,7 +115,7 @@ impl Router<'_> {
 
     /// Passes reports to the intended owners, which forward them once the owners are reachable: this replica leaves.
     fn pass_on_reports(&mut self, share: &mut LocalShare) {
-        let Self { checks, slots, cx } = self;
+        let Self { forwarding, slots, cx, .. } = self;
         let members = cx.members;
         let now = cx.now;
         let intended = |key| {
@@ -133,7 +123,7 @@ impl Router<'_> {
             owner.filter(|owner| members.is_reachable(*owner, now))
         };
         let is_reachable = |key| intended(key).is_some();
-        let reports = take_reports(share, &mut checks.forwarding, is_reachable, cx.wall);
+        let reports = take_reports(share, forwarding, is_reachable, cx.wall);
         for (to, check) in reports.into_iter().filter_map(|report| Some((intended(report.key)?, report))) {
             cx.out.send(to, Message::Forward { ticket: 0, check, budget: LATE_MAX, hops: 0 });
         }
@@ -145,7 +135,7 @@ impl Router<'_> {
             self.reply(open, reply, self.cx.now);
         }
         while let Some(ready) = self.slots.take_ready() {
-            for open in self.checks.forwarding.take_pending(|check| ready.contains(check.key)) {
+            for open in self.forwarding.take_pending(|check| ready.contains(check.key)) {
                 self.route_now(open);
             }
         }
@@ -153,11 +143,11 @@ impl Router<'_> {
 
     /// Fails all open checks and forgets what was borrowed, because the counters are discarded.
     pub(super) fn discard(&mut self) {
-        self.checks.borrower.discard();
+        self.borrower.discard();
         for open in self.slots.backup_sender.take_unanswered() {
             self.owner_unreachable(open);
         }
-        for open in self.checks.forwarding.take_all() {
+        for open in self.forwarding.take_all() {
             if !matches!(open.requester, Requester::NoReply) {
                 self.owner_unreachable(open);
             }
@@ -209,14 +199,14 @@ impl Router<'_> {
             && let Some(operation) = open.check.operation.decided()
         {
             let RemoteCheck { key, limit, operation: sent, .. } = &*open.check;
-            let decided = self.checks.borrower.decide(*key, limit, sent.origin(), operation, self.cx.now);
+            let decided = self.borrower.decide(*key, limit, sent.origin(), operation, self.cx.now);
             if let Some(outcome) = decided {
                 self.cx.out.stats.leased += 1;
                 self.complete(ticket, outcome, DecidedBy::Lease);
                 return None;
             }
             if open.hops == 0 && !self.cx.members.is_draining() {
-                let lease_hits = self.checks.borrower.hits_to_request(open.check.key, self.cx.now);
+                let lease_hits = self.borrower.hits_to_request(open.check.key, self.cx.now);
                 open.set_lease_hits(lease_hits);
             }
         }
@@ -244,14 +234,14 @@ impl Router<'_> {
         };
         if self.cx.members.is_isolated()
             || self.cx.out.is_full(to)
-            || self.checks.forwarding.is_full()
+            || self.forwarding.is_full()
             || !self.cx.members.is_reachable(to, self.cx.judged_at)
-            || self.checks.forwarding.is_breaker_open(to, self.cx.now)
+            || self.forwarding.is_breaker_open(to, self.cx.now)
         {
             self.send_take_back(&open, to);
             return self.owner_unreachable(open);
         }
-        self.checks.forwarding.forward(open, to, &mut self.cx);
+        self.forwarding.forward(open, to, &mut self.cx);
     }
 
     /// Sends a take-back without a reply to an owner that callers do not wait for. The session delivers it once, or
@@ -260,15 +250,15 @@ impl Router<'_> {
         if open.check.operation.is_undo() && !self.cx.out.is_full(to) {
             let without_reply = OpenCheck::without_reply(open.check.clone(), self.cx.now);
             let take_back = OpenCheck { hops: open.hops, ..without_reply };
-            self.checks.forwarding.forward(take_back, to, &mut self.cx);
+            self.forwarding.forward(take_back, to, &mut self.cx);
         }
     }
 
     fn leave_pending(&mut self, open: OpenCheck) {
-        if self.checks.forwarding.is_full() {
+        if self.forwarding.is_full() {
             return self.owner_unreachable(open);
         }
-        self.checks.forwarding.add_pending(open);
+        self.forwarding.add_pending(open);
     }
 
     fn reply(&mut self, open: OpenCheck, reply: CheckReply, sent_at: Timestamp) {
@@ -302,7 +292,7 @@ impl Router<'_> {
         sent_at: Timestamp,
     ) {
         self.return_grant(check.key);
-        if let Some(settlement) = self.checks.borrower.record(check, outcome, lease, sent_at, self.cx.now) {
+        if let Some(settlement) = self.borrower.record(check, outcome, lease, sent_at, self.cx.now) {
             self.send_to_owner(settlement);
         }
         if self.cx.members.is_draining() {
@@ -323,7 +313,7 @@ impl Router<'_> {
             }
             // The owner must learn of the consumption later.
             Requester::NoReply => {
-                if open.check.operation.must_arrive() && !self.checks.forwarding.queue_report(open.check) {
+                if open.check.operation.must_arrive() && !self.forwarding.queue_report(open.check) {
                     self.cx.out.stats.reports_dropped += 1;
                 }
             }

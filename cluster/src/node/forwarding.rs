@@ -100,21 +100,14 @@ impl Forward {
     }
 }
 
-/// A check whose reply did not arrive in time.
-#[derive(Clone, Debug)]
-struct TimedOutCheck {
-    check: Arc<RemoteCheck>,
-    sent_at: Timestamp,
-    until: Timestamp,
-}
-
 /// The open checks, and the circuit breakers of their owners.
 #[derive(Debug, Default)]
 pub(super) struct Forwarding {
     last_ticket: u64,
     forwards: FxHashMap<u64, Forward>,
     pending: Vec<OpenCheck>,
-    late: BTreeMap<u64, TimedOutCheck>,
+    /// Those whose replies did not arrive in time, with the instant until which a late one counts.
+    late: BTreeMap<u64, Forward>,
     /// Reports that could not be sent.
     unsent_reports: Vec<Arc<RemoteCheck>>,
     /// Nothing expires before this instant.
@@ -209,9 +202,9 @@ impl Forwarding {
         Some(forward)
     }
 
-    /// Takes the check that this reply answers too late, and when it was sent.
-    pub(super) fn take_late(&mut self, ticket: u64) -> Option<(Arc<RemoteCheck>, Timestamp)> {
-        self.late.remove(&ticket).map(|late| (late.check, late.sent_at))
+    /// Takes the check that this reply answers too late.
+    pub(super) fn take_late(&mut self, ticket: u64) -> Option<Forward> {
+        self.late.remove(&ticket)
     }
 
     /// Records that the link has taken these messages.
@@ -249,20 +242,17 @@ impl Forwarding {
                 let breaker = self.breakers.entry(forward.to).or_insert(CLOSED_BREAKER);
                 out.stats.breaker_openings += u64::from(breaker.on_failure(now));
             }
+            expired.push(forward.open.clone());
             if let Requester::Caller(..) = forward.open.requester
                 && self.late.len() < OPEN_CHECKS_MAX
             {
-                let check = forward.open.check.clone();
-                let sent_at = forward.sent_at;
-                let until = now.after(LATE_MAX);
-                self.late.insert(ticket, TimedOutCheck { check, sent_at, until });
+                let open = OpenCheck { deadline: now.after(LATE_MAX), ..forward.open };
+                self.late.insert(ticket, Forward { open, ..forward });
             }
-            expired.push(forward.open);
         }
-        self.late.retain(|_, late| now < late.until);
-        let open = self.forwards.values().map(|forward| &forward.open).chain(&self.pending);
-        let deadlines = open.map(|open| open.deadline);
-        self.next_deadline = deadlines.chain(self.late.values().map(|late| late.until)).min();
+        self.late.retain(|_, late| now < late.open.deadline);
+        let forwards = self.forwards.values().chain(self.late.values()).map(|forward| &forward.open);
+        self.next_deadline = forwards.chain(&self.pending).map(|open| open.deadline).min();
         expired
     }
 

@@ -16,8 +16,10 @@ use tollgate_store::{LimitOrigin, OperationOutcome, OwnTerms};
 use crate::{
     MemberId,
     message::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement},
-    node::lease_owner::{KEYS_MAX, LEASE_TTL},
-    tuning::NodeSettings,
+    node::{
+        context::NodeSettings,
+        lease_owner::{KEYS_MAX, LEASE_TTL},
+    },
 };
 
 /// The window in which forwards are counted to find hot keys.

@@ -19,9 +19,9 @@ use tollgate_counter::{
 use tollgate_store::{Memory, OperationOutcome, Slot, UsedHits};
 
 use crate::{
-    MemberId,
+    Departure, MemberId,
     message::{ChargedHits, LeaseGrant, LeaseReply, LeaseState, Message, RemoteCheck, Settlement},
-    node::{context::Context, membership::Departure, output::NodeOutput},
+    node::{context::Context, output::NodeOutput},
 };
 
 /// How long a grant or a refusal lasts.
@@ -335,7 +335,7 @@ impl LeaseOwner {
     /// Charges the grants of a member that is not heard; for good if the member is dead.
     pub(super) fn borrower_departed(&mut self, member: MemberId, departure: Departure, cx: &mut Context<'_>) {
         self.charge_where(|grant| grant.borrower == member, cx);
-        if departure == Departure::Proven {
+        if departure == Departure::Dead {
             let grants = self.keys.values_mut().flat_map(|leases| &mut leases.grants);
             grants
                 .filter(|grant| grant.borrower == member)

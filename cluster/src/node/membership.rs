@@ -9,21 +9,20 @@ use tollgate_counter::time::Timestamp;
 use tollgate_store::Slot;
 
 use crate::{
-    MemberId,
+    Departure, MemberId,
     message::{MemberRecord, MemberState, Message},
     node::{
+        context::NodeSettings,
         joining::ReachedPeers,
-        output::{NodeAction, NodeEvent, NodeOutput},
+        output::{NodeAction, NodeOutput},
     },
     placement::Placement,
-    tuning::NodeSettings,
 };
 
 mod damping;
 mod departures;
 mod peer;
 
-pub(super) use departures::Departure;
 pub use departures::MemberDeparture;
 pub(super) use peer::{PeerStatus, status};
 
@@ -166,20 +165,20 @@ impl Membership {
         now: Timestamp,
         out: &mut NodeOutput,
     ) -> bool {
-        if member == self.local.id || self.is_dead(member) {
+        if member == self.local.id || self.departures.is_dead(member) {
             return false;
         }
         let peer = self.peers.remove(&member).map(|peer| (peer.record, peer.heard_at));
         out.stats.members_lost += u64::from(peer.is_some());
-        if peer.is_none() && departure == Departure::Silent {
+        if peer.is_none() && departure == Departure::Forgotten {
             return false;
         }
         let was_known = self.departures.add(member, peer, departure, now);
         // A member that is cut off from it cannot find out by itself.
-        if was_known && departure == Departure::Proven {
+        if was_known && departure == Departure::Dead {
             out.broadcast(&Message::Dead { members: vec![member] });
         }
-        if departure == Departure::Proven {
+        if departure == Departure::Dead {
             self.healthy.remove(&member);
         }
         self.has_changed = true;
@@ -205,10 +204,6 @@ impl Membership {
     /// Whether `member` has departed, or was never known here.
     pub(super) fn is_departed(&self, member: MemberId) -> bool {
         member != self.local.id && !self.is_known(member)
-    }
-
-    pub(super) fn is_dead(&self, member: MemberId) -> bool {
-        self.departures.is_dead(member)
     }
 
     /// Whether there is a session with `peer` and the peer is not silent.
@@ -373,8 +368,7 @@ impl Membership {
         if self.isolated != isolated {
             self.isolated = isolated;
             self.has_changed = true;
-            let event = if isolated { NodeEvent::Isolated } else { NodeEvent::IsolationEnded };
-            out.actions.push(NodeAction::Report(event));
+            out.actions.push(NodeAction::LogIsolation { is_isolated: isolated });
             out.stats.isolations += u64::from(isolated);
         }
     }
@@ -385,14 +379,6 @@ impl Membership {
         now: Timestamp,
     ) -> impl Iterator<Item = (&MemberRecord, Duration, Option<&PeerStatus>)> {
         self.peers.values().map(move |peer| (&peer.record, now.since(peer.heard_at), peer.status.as_ref()))
-    }
-
-    /// The members that were known and departed recently, how long ago, and how.
-    pub(super) fn recently_departed(
-        &self,
-        now: Timestamp,
-    ) -> impl Iterator<Item = (&MemberRecord, Duration, MemberDeparture)> {
-        self.departures.recent(now)
     }
 
     /// Peers whose rules differ from those of this replica.

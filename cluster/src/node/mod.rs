@@ -17,7 +17,7 @@ use tollgate_rules::ForwardPolicy;
 use tollgate_store::{Memory, Slot, SlotSource, divider::Dividers};
 
 use crate::{
-    MemberId,
+    Departure, MemberId,
     message::{MemberState, Message, RemoteCheck, SlotOwner},
 };
 
@@ -40,20 +40,19 @@ mod tests;
 mod ticks;
 mod view;
 
-pub(crate) use crate::tuning::NodeSettings;
+pub(crate) use context::NodeSettings;
 pub use membership::MemberDeparture;
-pub(crate) use output::NodeStats;
-pub(crate) use output::Ticket;
-pub(crate) use output::{NodeAction, NodeEvent};
+pub(crate) use output::{NodeAction, NodeStats, Ticket};
 pub(crate) use ticks::{TICK, TICK_IDLE};
 pub use view::{ClusterView, MemberView};
 
-use checks::{Checks, Router};
+use backup_sender::BackedUp;
+use checks::Router;
 use context::Context;
 use forwarding::{Forwarding, OpenCheck};
 use joining::Joining;
 use lease_borrower::LeaseBorrower;
-use membership::{Departure, Membership};
+use membership::Membership;
 use output::NodeOutput;
 use slots::Slots;
 use ticks::NodeTicks;
@@ -70,7 +69,8 @@ pub(crate) struct ClusterNode {
     members: Membership,
     joining: Joining,
     slots: Slots,
-    checks: Checks,
+    forwarding: Forwarding,
+    borrower: LeaseBorrower,
     out: NodeOutput,
 }
 
@@ -92,10 +92,8 @@ impl ClusterNode {
             members: Membership::new(local_id, address, settings, memory.slots()),
             joining: Joining::new(settings.bootstrap_timeout, now),
             slots: Slots::new(local_id, memory, dividers, settings, now),
-            checks: Checks {
-                forwarding: Forwarding::default(),
-                borrower: LeaseBorrower::new(local_id, settings),
-            },
+            forwarding: Forwarding::default(),
+            borrower: LeaseBorrower::new(local_id, settings),
             out: NodeOutput::new(settings.data_bytes_max),
         }
     }
@@ -153,7 +151,7 @@ impl ClusterNode {
 
     /// Takes back hits that this replica charged to a grant.
     pub(crate) fn undo_leased(&mut self, key: Key, limit: &Limit, hits: u64) {
-        self.checks.borrower.undo(key, limit, hits);
+        self.borrower.undo(key, limit, hits);
     }
 
     /// Sends what `share` has admitted to the owners that are reachable, and what could not be sent before.
@@ -176,22 +174,25 @@ impl ClusterNode {
         }
         self.heard(from, now);
         if !message.is_in_range(self.slots.len()) {
-            self.out.actions.push(NodeAction::Report(NodeEvent::OutOfRange(from)));
-            return self.depart(from, Departure::Silent, now);
+            self.out.actions.push(NodeAction::LogOutOfRange(from));
+            return self.depart(from, Departure::Forgotten, now);
         }
         let is_of_a_slot = message.last_slot().is_some() && !matches!(message, Message::Hello(_));
         if is_of_a_slot && !self.members.is_synced(from) {
             return;
         }
-        if message.may_move_slots() {
-            self.slots.may_move = true;
-        }
         match message {
-            Message::Hello(hello) => self.receive_hello(from, *hello, now),
-            Message::Dead { members } => {
-                members.into_iter().for_each(|member| self.depart(member, Departure::Proven, now));
+            Message::Hello(hello) => {
+                self.slots.may_move = true;
+                self.receive_hello(from, *hello, now);
             }
-            Message::Member(record) => self.members.update_record(record, now, &mut self.out),
+            Message::Dead { members } => {
+                members.into_iter().for_each(|member| self.depart(member, Departure::Dead, now));
+            }
+            Message::Member(record) => {
+                self.slots.may_move = true;
+                self.members.update_record(record, now, &mut self.out);
+            }
             Message::Status { program, clock } => {
                 self.members.set_status(from, &program, clock, self.wall);
             }
@@ -202,18 +203,21 @@ impl ClusterNode {
     /// Passes a message to the slots or the checks.
     fn dispatch(&mut self, from: MemberId, message: Message, now: Timestamp) {
         let mut router = self.router(now);
-        let Router { checks, slots, cx } = &mut router;
+        let Router { borrower, slots, cx, .. } = &mut router;
         match message {
             Message::Hello(_) | Message::Member(_) | Message::Dead { .. } | Message::Status { .. } => {}
             Message::Owns { slot, epoch, origin } => {
+                slots.may_move = true;
                 slots.receive_owner(slot, SlotOwner { epoch, member: from }, origin, cx);
             }
             Message::HandOff(hand_off) => slots.receive_hand_off(from, *hand_off, cx),
             Message::HandOffAck(id) => slots.receive_hand_off_ack(id, cx),
             Message::Backup { slot, copy, after } => slots.receive_backup(from, slot, copy, after, cx),
-            Message::BackupAck { slot, version } => slots.receive_backup_ack(from, slot, version, cx),
+            Message::BackupAck { slot, version } => {
+                slots.receive_backup_answer(from, slot, version, BackedUp::Yes, cx);
+            }
             Message::BackupRefused { slot, version } => {
-                slots.receive_backup_refused(from, slot, version, cx);
+                slots.receive_backup_answer(from, slot, version, BackedUp::No, cx);
             }
             Message::BackupBaseMissing { slot } => slots.receive_base_missing(from, slot, cx),
             Message::RecoveryQuery { slot, best } => {
@@ -230,7 +234,7 @@ impl ClusterNode {
             }
             Message::Reply { ticket, reply } => router.receive_reply(ticket, reply),
             Message::Recall { key } => router.return_grant(key),
-            Message::Revoke { key } => checks.borrower.revoke_refusal(key),
+            Message::Revoke { key } => borrower.revoke_refusal(key),
             Message::Assigned(assignments) => cx.out.actions.push(NodeAction::Assign(assignments)),
         }
         router.retry_ready();
@@ -242,7 +246,7 @@ impl ClusterNode {
             return;
         }
         for peer in self.members.too_silent(now) {
-            self.depart(peer, Departure::Silent, now);
+            self.depart(peer, Departure::Forgotten, now);
         }
         let was_isolated = self.members.is_isolated();
         self.members.tick(now, self.wall, &mut self.out);
@@ -281,7 +285,10 @@ impl ClusterNode {
     /// Whether something waits for a tick that is due at no known time, or soon. Otherwise ticks only judge silence and
     /// send backups.
     fn needs_ticks(&self) -> bool {
-        self.members.needs_ticks() || self.slots.need_ticks() || self.checks.need_ticks()
+        self.members.needs_ticks()
+            || self.slots.need_ticks()
+            || self.forwarding.needs_ticks()
+            || self.borrower.has_borrowed()
     }
 
     /// Takes messages that wait for `peer`, oldest first: at most `most`, and at most `data_bytes_max` bytes of slot data
@@ -294,7 +301,7 @@ impl ClusterNode {
         now: Timestamp,
     ) -> Vec<Message> {
         let messages = self.out.take_messages(peer, most, data_bytes_max);
-        self.checks.forwarding.mark_written(&messages, now);
+        self.forwarding.mark_written(&messages, now);
         messages
     }
 
@@ -317,9 +324,9 @@ impl ClusterNode {
     /// Whether every slot is handed off, no other member needs the copies here and no peer waits for a reply.
     pub(crate) fn is_drained(&self, now: Timestamp) -> bool {
         self.members.has_drained_long(now)
-            && !self.checks.forwarding.has_peer_checks()
+            && !self.forwarding.has_peer_checks()
             && !self.slots.backup_sender.has_unanswered()
-            && !self.slots.ownership.has_hand_offs()
+            && self.slots.ownership.hand_offs.is_empty()
             && !self.slots.are_needed(&self.members)
     }
 
@@ -385,7 +392,8 @@ impl ClusterNode {
     }
 
     fn router(&mut self, now: Timestamp) -> Router<'_> {
-        let Self { wall, ticks, members, slots, checks, out, .. } = self;
-        Router { checks, slots, cx: Context { now, wall: *wall, judged_at: ticks.judged_at, members, out } }
+        let Self { wall, ticks, members, slots, forwarding, borrower, out, .. } = self;
+        let cx = Context { now, wall: *wall, judged_at: ticks.judged_at, members, out };
+        Router { forwarding, borrower, slots, cx }
     }
 }

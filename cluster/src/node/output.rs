@@ -26,23 +26,14 @@ pub(crate) enum NodeAction {
     SetHashSecret(Secret),
     /// Every slot is handed off, as far as possible: leave the cluster.
     Leave,
-    /// An event to log for the operator.
-    Report(NodeEvent),
-}
-
-/// An event that is logged for the operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NodeEvent {
-    /// This replica knows the owners of the slots, and answers.
-    Joined,
-    /// This replica met another cluster, adopted its hash secret and discarded all its own counters.
-    ClusterAdopted,
-    /// Fewer members are reachable than this replica needs to trust its counters.
-    Isolated,
-    /// Enough members are reachable again.
-    IsolationEnded,
-    /// This member has named a slot or an epoch that cannot exist.
-    OutOfRange(MemberId),
+    /// Log that this replica knows the owners of the slots, and answers.
+    LogJoined,
+    /// Log that this replica met another cluster, adopted its hash secret and discarded all its own counters.
+    LogClusterAdopted,
+    /// Log whether fewer members are reachable than this replica needs to trust its counters.
+    LogIsolation { is_isolated: bool },
+    /// Log that this member has named a slot or an epoch that cannot exist.
+    LogOutOfRange(MemberId),
 }
 
 /// The pending messages and actions, and the counts so far.

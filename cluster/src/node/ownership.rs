@@ -32,7 +32,7 @@ pub(super) struct Ownership {
     slots: Vec<SlotState>,
     /// The slots that wait to be handed off, by receiver, as found by the last search.
     misplaced: BTreeMap<MemberId, VecDeque<Slot>>,
-    hand_offs: HandOffs,
+    pub(super) hand_offs: HandOffs,
 }
 
 /// What this replica knows about the owner of one slot.
@@ -121,22 +121,6 @@ impl Ownership {
         self.all().filter_map(|slot| self.owner(slot).map(|owner| (slot, owner))).collect()
     }
 
-    /// Whether hand-offs are not acknowledged yet.
-    pub(super) fn has_hand_offs(&self) -> bool {
-        !self.hand_offs.is_empty()
-    }
-
-    /// The slots on their way to another owner.
-    #[cfg(test)]
-    pub(super) fn handed_off(&self) -> impl Iterator<Item = Slot> {
-        self.hand_offs.slots()
-    }
-
-    /// The unacknowledged copy of a slot on its way to another owner, and that owner.
-    pub(super) fn pending_hand_off(&self, slot: Slot) -> Option<(&VersionedSlot, SlotOwner)> {
-        self.hand_offs.of_slot(slot)
-    }
-
     pub(super) fn has_acks_due(&self, slot: Slot) -> bool {
         !self.state(slot).acks_due.is_empty()
     }
@@ -199,11 +183,6 @@ impl Ownership {
         let winner = winner.filter(|member| !members.is_departed(*member));
         let to = winner.or(members.placement.owner(slot)).filter(|member| *member != self.local_id)?;
         (members.is_reachable(to, now) && members.is_synced(to)).then_some(to)
-    }
-
-    /// Whether the hand-offs that `to` has not acknowledged yet are few, and have less than this many encoded bytes.
-    pub(super) fn has_room_for_hand_offs(&self, to: MemberId, bytes_max: usize) -> bool {
-        self.hand_offs.has_room(to, bytes_max)
     }
 
     /// Sends the slot and its grants to the new owner, if it is owned here.
@@ -348,11 +327,6 @@ impl Ownership {
         cx.out.stats.hand_off_nanos += cx.now.nanos_since(pending.at);
         cx.out.stats.hand_offs += 1;
         Some((pending.slot, pending.to))
-    }
-
-    /// Takes the slots on their way to a member that has departed.
-    pub(super) fn take_hand_offs_to(&mut self, member: MemberId) -> Vec<(Slot, VersionedSlot)> {
-        self.hand_offs.take_to(member)
     }
 
     /// Discards the counters of all slots, and what is known about their owners.

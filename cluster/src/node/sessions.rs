@@ -4,14 +4,9 @@ use tollgate_counter::{descriptor::Secret, time::Timestamp};
 use tollgate_store::StoredSlot;
 
 use crate::{
-    MemberId,
+    Departure, MemberId,
     message::{Hello, MemberState, Message, SlotOwner},
-    node::{
-        ClusterNode,
-        joining::ClusterComparison,
-        membership::{self, Departure},
-        output::{NodeAction, NodeEvent},
-    },
+    node::{ClusterNode, joining::ClusterComparison, membership, output::NodeAction},
 };
 
 impl ClusterNode {
@@ -26,11 +21,11 @@ impl ClusterNode {
 
     /// A session with `peer` has begun.
     pub(crate) fn connected(&mut self, peer: MemberId, address: &str, now: Timestamp) {
-        if peer == self.members.local_id() || self.members.is_dead(peer) {
+        if peer == self.members.local_id() || self.members.departures.is_dead(peer) {
             return;
         }
         if self.members.is_connected(peer) {
-            self.disconnected(peer, false, now);
+            self.depart(peer, Departure::Forgotten, now);
         }
         self.members.connect(peer, address, now);
         self.out.connect(peer);
@@ -43,12 +38,6 @@ impl ClusterNode {
         }
     }
 
-    /// The session with `peer` has ended; `dead` says whether the process is proven to be dead.
-    pub(crate) fn disconnected(&mut self, peer: MemberId, dead: bool, now: Timestamp) {
-        let departure = if dead { Departure::Proven } else { Departure::Silent };
-        self.depart(peer, departure, now);
-    }
-
     /// `peer` has sent a sign of life.
     pub(crate) fn heard(&mut self, peer: MemberId, now: Timestamp) {
         self.members.heard(peer, now);
@@ -58,7 +47,7 @@ impl ClusterNode {
     pub(crate) fn declare_dead(&mut self, member: MemberId, now: Timestamp) -> bool {
         let known = self.members.was_known(member);
         if known {
-            self.depart(member, Departure::Proven, now);
+            self.depart(member, Departure::Dead, now);
         }
         known
     }
@@ -121,7 +110,7 @@ impl ClusterNode {
         self.members.reset_synced();
         if self.state() == MemberState::Serving {
             self.out.stats.clusters_adopted += 1;
-            self.out.actions.push(NodeAction::Report(NodeEvent::ClusterAdopted));
+            self.out.actions.push(NodeAction::LogClusterAdopted);
             self.members.set_state(MemberState::Joining, &mut self.out);
         }
     }
@@ -141,17 +130,17 @@ impl ClusterNode {
             self.out.actions.push(NodeAction::SetHashSecret(secret));
         }
         self.slots.recovery.begin_to_serve(self.wall);
-        self.out.actions.push(NodeAction::Report(NodeEvent::Joined));
+        self.out.actions.push(NodeAction::LogJoined);
         self.members.set_state(MemberState::Serving, &mut self.out);
         self.send_hello(self.out.connected());
         self.members.update_placement(now);
     }
 
-    /// Treats `member` as departed.
-    pub(super) fn depart(&mut self, member: MemberId, departure: Departure, now: Timestamp) {
+    /// The session with `member` has ended, or it is gone for another reason.
+    pub(crate) fn depart(&mut self, member: MemberId, departure: Departure, now: Timestamp) {
         if self.members.depart(member, departure, now, &mut self.out) {
             // A peer that ends the session may be of another majority, and claims the slots here from now on.
-            if departure == Departure::Silent {
+            if departure == Departure::Forgotten {
                 self.members.update_isolation(now, &mut self.out);
                 self.slots.memory.set_suspended(self.members.is_isolated());
             }

@@ -21,12 +21,17 @@ use crate::{
         VersionedSlot,
     },
     node::{
-        backup::Backups, backup_sender::BackupSender, context::Context, forwarding::OpenCheck,
-        lease_owner::LeaseOwner, membership::Membership, output::NodeAction, ownership::Ownership,
+        backup::Backups,
+        backup_sender::BackupSender,
+        context::{Context, NodeSettings},
+        forwarding::OpenCheck,
+        lease_owner::LeaseOwner,
+        membership::Membership,
+        output::NodeAction,
+        ownership::Ownership,
         recovery::Recovery,
     },
     placement::Placement,
-    tuning::NodeSettings,
 };
 
 mod arrivals;
@@ -219,7 +224,7 @@ impl Slots {
     /// Whether slots or backups wait for a tick.
     pub(super) fn need_ticks(&self) -> bool {
         self.may_move
-            || self.ownership.has_hand_offs()
+            || !self.ownership.hand_offs.is_empty()
             || self.recovery.is_any_open()
             || self.backup_sender.has_waiting()
             || self.backup_sender.has_unanswered()
@@ -406,11 +411,11 @@ impl Slots {
             }
             RemoteOperation::Absorb(consumed) => {
                 self.memory.add(self.of(*key), consumed.difference(&Default::default()), cx.wall);
-                OperationOutcome::new(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+                OperationOutcome::new(self.memory.peek(*key, limit, cx.wall).peek, 0)
             }
             RemoteOperation::Settle(settlement) => {
                 self.leases.settle(*key, limit, settlement, cx);
-                OperationOutcome::new(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+                OperationOutcome::new(self.memory.peek(*key, limit, cx.wall).peek, 0)
             }
             RemoteOperation::Divide(id, terms, report) => {
                 let id = *id;
@@ -420,7 +425,7 @@ impl Slots {
                 if self.may_divide(self.of(*key), cx) {
                     self.assign(self.dividers.report(&report, cx.wall), cx);
                 }
-                OperationOutcome::new(self.memory.admin().peek(*key, limit, cx.wall).peek, 0)
+                OperationOutcome::new(self.memory.peek(*key, limit, cx.wall).peek, 0)
             }
         };
         let borrower = peer.filter(|_| *lease_hits > 0);

@@ -8,13 +8,13 @@ use crate::{MemberId, message::Version, node::ClusterNode};
 impl ClusterNode {
     /// The slots whose newest counters may exist only here.
     pub(crate) fn slots_at_risk(&self) -> impl Iterator<Item = Slot> {
-        self.owned_slots().chain(self.slots.ownership.handed_off())
+        self.owned_slots().chain(self.slots.ownership.hand_offs.slots())
     }
 
     /// The newest version of the slot's counters here, owned or as a copy.
     pub(crate) fn newest_version(&self, slot: Slot) -> Option<Version> {
         let stored = self.slots.backups.stored(slot).map(|copy| copy.version);
-        let handed_off = self.slots.ownership.pending_hand_off(slot).map(|(copy, _)| copy.version);
+        let handed_off = self.slots.ownership.hand_offs.of_slot(slot).map(|(copy, _)| copy.version);
         self.slots.ownership.version(slot).max(stored).max(handed_off)
     }
 
@@ -40,6 +40,6 @@ impl ClusterNode {
 
     /// Hits of `key` that this replica has borrowed and may still use.
     pub(crate) fn borrowed(&self, key: Key, now: Timestamp) -> u64 {
-        self.checks.borrower.borrowed(key, now)
+        self.borrower.borrowed(key, now)
     }
 }

@@ -70,7 +70,7 @@ impl ClusterView {
         let mut listed = vec![view(local, Some(local.state), Duration::ZERO, Some(&own))];
         let peers = members.peers(now);
         listed.extend(peers.map(|(record, silent, status)| view(record, Some(record.state), silent, status)));
-        let departed = members.recently_departed(now);
+        let departed = members.departures.recent(now);
         listed.extend(departed.map(|(record, silent, departure)| MemberView {
             departure: Some(departure),
             ..view(record, None, silent, None)

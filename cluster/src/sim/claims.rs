@@ -7,6 +7,7 @@ use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{CounterOperation, Slot};
 
 use crate::{
+    Departure,
     message::{RemoteCheck, RemoteOperation},
     node::{NodeAction, Ticket},
     sim::{
@@ -23,7 +24,7 @@ fn lost_slots_are_claimed_in_turns_and_at_once_for_checks() {
     world.run(&[Start(2), Settle, Pass(Duration::from_secs(1))]);
     let (node, now, test_key, peer) = world.caller(0);
     let lost = node.slots() - node.owned_slots().count();
-    node.disconnected(peer, true, now);
+    node.depart(peer, Departure::Dead, now);
     let operation = RemoteOperation::Counter(CounterOperation::Decide(Operation::Charge(1)));
     let check = RemoteCheck { key: test_key.key, limit: test_key.limit, operation, lease_hits: 0 };
     let policy = ForwardPolicy { on_owner_unavailable: OnOwnerUnavailable::Deny, lease: false };

@@ -126,7 +126,7 @@ impl Reservations {
         let holds = |hold: &&Reservation| {
             hold.state == HoldState::Open && hold.parts.iter().any(|part| part.key == key)
         };
-        self.each.iter().filter(holds).map(|hold| hold.terms.id().clone()).collect()
+        self.each.iter().filter(holds).map(|hold| hold.terms.id.clone()).collect()
     }
 
     /// A repeated reservation has another answer than the first.

@@ -21,13 +21,6 @@ use tollgate_net::certificates::SystemTime;
 
 use crate::protocol::{self, VersionMismatch};
 
-/// The certificate of this process and the authorities that it trusts.
-pub(super) struct ProcessIdentity {
-    pub(super) pair: CertifiedKey,
-    pub(super) roots: RootCertStore,
-    pub(super) renew_at: Timestamp,
-}
-
 /// The TLS configurations of handshakes.
 pub(crate) struct TlsConfigs {
     pub(crate) server: Arc<ServerConfig>,
@@ -38,16 +31,21 @@ pub(crate) struct TlsConfigs {
     pub(super) renew_at: Timestamp,
 }
 
-impl ProcessIdentity {
-    /// The configurations of handshakes with this certificate.
-    pub(super) fn configs(self, clock: &Clock) -> Result<TlsConfigs, Error> {
+impl TlsConfigs {
+    /// The configurations of handshakes with this certificate, which trust these authorities.
+    pub(super) fn new(
+        pair: CertifiedKey,
+        roots: RootCertStore,
+        renew_at: Timestamp,
+        clock: &Clock,
+    ) -> Result<Self, Error> {
         let provider = Arc::new(aws_lc_rs::default_provider());
         let time = Arc::new(SystemTime::new(clock.clone()));
-        let roots = Arc::new(self.roots);
+        let roots = Arc::new(roots);
         let clients = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()
             .map_err(|error| Error::General(error.to_string()))?;
-        let pair = Arc::new(SingleCertAndKey::from(self.pair));
+        let pair = Arc::new(SingleCertAndKey::from(pair));
 
         let mut server = ServerConfig::builder_with_details(provider.clone(), time.clone())
             .with_protocol_versions(&[&TLS13])?
@@ -68,12 +66,12 @@ impl ProcessIdentity {
         client.alpn_protocols = vec![protocol::alpn()];
         client.resumption = Resumption::disabled();
         client.enable_sni = false;
-        Ok(TlsConfigs {
+        Ok(Self {
             server: Arc::new(server),
             client: Arc::new(client),
             other_version: Arc::new(other_version),
             created_at: clock.wall(),
-            renew_at: self.renew_at,
+            renew_at,
         })
     }
 }

@@ -24,7 +24,6 @@ mod secret;
 
 pub(crate) use identity::TlsConfigs;
 
-use identity::ProcessIdentity;
 use secret::{Authorities, Secrets};
 
 /// The longest interval between checks of the age of this process's certificate.
@@ -224,16 +223,10 @@ impl Trust {
     }
 
     fn compile(&self, derived: &Material<Authorities>, clock: &Clock) -> Result<TlsConfigs, TrustError> {
-        let now = clock.wall();
         match (derived, &self.files, &self.secret_file) {
-            (Material::Certificates(certificates), Some(files), _) => {
-                let identity = files.identity(certificates, now)?;
-                identity.configs(clock).map_err(|error| file_error("cert", &files.cert, error.to_string()))
-            }
+            (Material::Certificates(certificates), Some(files), _) => files.configs(certificates, clock),
             (Material::Secrets(authorities), _, Some(path)) => {
-                let identity =
-                    authorities.identity(now).map_err(|reason| file_error("secret_file", path, reason))?;
-                identity.configs(clock).map_err(|error| file_error("secret_file", path, error.to_string()))
+                authorities.configs(clock).map_err(|reason| file_error("secret_file", path, reason))
             }
             (Material::Certificates(_), None, _) | (Material::Secrets(_), _, None) => {
                 Err(TrustError::NotConfigured)
@@ -243,19 +236,16 @@ impl Trust {
 }
 
 impl Files {
-    fn identity(
-        &self,
-        certificates: &CertificateContents,
-        now: Timestamp,
-    ) -> Result<ProcessIdentity, TrustError> {
+    fn configs(&self, certificates: &CertificateContents, clock: &Clock) -> Result<TlsConfigs, TrustError> {
         let CertificateContents { cert, key, ca } = certificates;
-        let now = unix_time(now);
+        let now = unix_time(clock.wall());
         let own = own_certificate(cert, key, &self.cert, now).map_err(|bad| match bad {
             BadFile::Cert(reason) => file_error("cert", &self.cert, reason),
             BadFile::Key(reason) => file_error("key", &self.key, reason),
         })?;
         let roots = authorities(ca, now).map_err(|reason| file_error("ca", &self.ca, reason))?;
-        Ok(ProcessIdentity { pair: own.pair, roots, renew_at: Timestamp::MAX })
+        TlsConfigs::new(own.pair, roots, Timestamp::MAX, clock)
+            .map_err(|error| file_error("cert", &self.cert, error.to_string()))
     }
 }
 

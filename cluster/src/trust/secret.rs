@@ -26,9 +26,9 @@ use rustls::{
     pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
     sign::CertifiedKey,
 };
-use tollgate_counter::time::{SECOND, Timestamp};
+use tollgate_counter::time::{Clock, SECOND, Timestamp};
 
-use crate::trust::identity::ProcessIdentity;
+use crate::trust::identity::TlsConfigs;
 
 /// The shortest secret in bytes, and the fewest distinct bytes in one.
 const SECRET_BYTES_MIN: usize = 16;
@@ -94,7 +94,8 @@ impl Secrets {
 
 impl Authorities {
     /// Issues a certificate signed by the first authority, with trust in all of them.
-    pub(super) fn identity(&self, now: Timestamp) -> Result<ProcessIdentity, String> {
+    pub(super) fn configs(&self, clock: &Clock) -> Result<TlsConfigs, String> {
+        let now = clock.wall();
         let mut roots = RootCertStore::empty();
         for key in &*self.0 {
             let authority =
@@ -108,7 +109,7 @@ impl Authorities {
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let pair = CertifiedKey::from_der(vec![leaf.der().clone()], key, &default_provider())
             .map_err(|error| error.to_string())?;
-        Ok(ProcessIdentity { pair, roots, renew_at: now.plus(LEAF_RENEWAL_AGE) })
+        TlsConfigs::new(pair, roots, now.plus(LEAF_RENEWAL_AGE), clock).map_err(|error| error.to_string())
     }
 }
 

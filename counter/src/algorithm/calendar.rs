@@ -32,24 +32,19 @@ pub enum CalendarUnit {
     Year,
 }
 
-/// The serialized form of a calendar, with the name of its time zone.
-#[derive(Serialize, Deserialize)]
-struct NamedCalendar {
-    unit: CalendarUnit,
-    zone: String,
-    code: u64,
-}
+/// The serialized form of a calendar: its unit, the name of its time zone, and its code.
+type NamedCalendar = (CalendarUnit, String, u64);
 
 impl From<Calendar> for NamedCalendar {
     fn from(calendar: Calendar) -> Self {
-        Self { unit: calendar.unit, zone: calendar.zone().to_owned(), code: calendar.code }
+        (calendar.unit, calendar.zone().to_owned(), calendar.code)
     }
 }
 
 impl TryFrom<NamedCalendar> for Calendar {
     type Error = String;
 
-    fn try_from(NamedCalendar { unit, zone, code }: NamedCalendar) -> Result<Self, String> {
+    fn try_from((unit, zone, code): NamedCalendar) -> Result<Self, String> {
         let found = Self::new(unit, &zone).ok_or_else(|| format!("there is no time zone {zone:?} here"))?;
         // Keeps the code of the name as received: its case may differ from the canonical name of the zone.
         Ok(Self { code, ..found })

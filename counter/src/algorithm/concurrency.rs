@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogReceipt,
-        Operation, SlidingLog, Span, Verdict,
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogEntry, Operation,
+        SlidingLog, Span, Verdict, forward,
     },
     time::Timestamp,
 };
@@ -39,12 +39,12 @@ impl Concurrency {
 
 impl Algorithm for Concurrency {
     type Counter = LogCounter;
-    type Receipt = LogReceipt;
+    type Receipt = LogEntry;
     const ADMISSION: Admission = Admission::InFlight;
     // A place that is taken on one replica may be freed on another.
     const LEASABLE: bool = false;
 
-    fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogReceipt> {
+    fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogEntry> {
         let log = self.log();
         if let Operation::Refund(places) = operation {
             log.free_oldest(counter, now, places);
@@ -59,36 +59,17 @@ impl Algorithm for Concurrency {
         Decision { verdict: Verdict::Refuse { retry_after: None }, reset_after, ..decision }
     }
 
-    fn undo(&self, counter: &mut LogCounter, receipt: LogReceipt, now: Timestamp) {
-        self.log().undo(counter, receipt, now);
-    }
-
-    fn idle_at(&self, counter: &LogCounter) -> Timestamp {
-        self.log().idle_at(counter)
-    }
-
-    fn since(&self, counter: &LogCounter, base: &LogCounter, now: Timestamp) -> LogCounter {
-        self.log().since(counter, base, now)
-    }
-
-    fn absorb(&self, counter: &mut LogCounter, other: &LogCounter, now: Timestamp) {
-        self.log().absorb(counter, other, now);
-    }
-
-    fn clamp_ahead(&self, counter: &mut LogCounter, at: Timestamp, now: Timestamp) {
-        self.log().clamp_ahead(counter, at, now);
-    }
-
-    fn position(&self, counter: &LogCounter, now: Timestamp) -> ChargePosition {
-        self.log().position(counter, now)
-    }
-
-    fn weight(&self, counter: &LogCounter, position: ChargePosition, now: Timestamp) -> u128 {
-        self.log().weight(counter, position, now)
-    }
-
-    fn lighten(&self, counter: &mut LogCounter, held: &HeldCharge, units: u128, now: Timestamp) {
-        self.log().lighten(counter, held, units, now);
+    forward! {
+        log:
+        fn undo(counter: &mut LogCounter, receipt: LogEntry, now: Timestamp);
+        fn idle_at(counter: &LogCounter) -> Timestamp;
+        fn since(counter: &LogCounter, base: &LogCounter, now: Timestamp) -> LogCounter;
+        fn absorb(counter: &mut LogCounter, other: &LogCounter, now: Timestamp);
+        fn clamp_ahead(counter: &mut LogCounter, at: Timestamp, now: Timestamp);
+        fn position(counter: &LogCounter, now: Timestamp) -> ChargePosition;
+        fn weight(counter: &LogCounter, position: ChargePosition, now: Timestamp) -> u128;
+        fn lighten(counter: &mut LogCounter, held: &HeldCharge, units: u128, now: Timestamp);
+        fn charge_at(counter: &mut LogCounter, hits: u64, at: Timestamp, now: Timestamp);
     }
 
     fn allowance(&self) -> u64 {
@@ -97,9 +78,5 @@ impl Algorithm for Concurrency {
 
     fn change(&mut self, number: impl Fn(u64) -> u64, _: impl Fn(Excess) -> Excess) {
         self.max_in_flight = number(self.max_in_flight);
-    }
-
-    fn charge_at(&self, counter: &mut LogCounter, hits: u64, at: Timestamp, now: Timestamp) {
-        self.log().charge_at(counter, hits, at, now);
     }
 }

@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use serde::{Deserialize, Serialize};
 
 use crate::algorithm::{
-    DebtCounter, DebtReceipt, LogCounter, LogReceipt, PenaltyRecord, SlidingCounter, SlidingReceipt,
+    DebtCounter, DebtReceipt, LogCounter, LogEntry, PenaltyRecord, SlidingCounter, SlidingReceipt,
     StepCounter, StepReceipt, WindowCounter, WindowReceipt,
 };
 
@@ -28,9 +28,9 @@ pub enum Counter {
 
 /// A counter with a record of refusals or penalties.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PenalizedCounter {
-    /// The counter of the limit without its penalty.
-    pub(crate) counter: Counter,
+pub struct PenalizedCounter<C = Counter> {
+    /// The counter of the limit without its penalty. Invariant: has no record itself.
+    pub(crate) counter: C,
     pub(crate) record: PenaltyRecord,
 }
 
@@ -42,7 +42,7 @@ pub enum Receipt {
     /// The receipt of a charge to a window that slides.
     Sliding(SlidingReceipt),
     /// The receipt of a charge with an entry in a log.
-    Log(LogReceipt),
+    Log(LogEntry),
     /// The receipt of a charge to a debt.
     Debt(DebtReceipt),
     /// The receipt of a charge in a step.
@@ -104,21 +104,6 @@ impl Counter {
             Self::Log(log) => log.entries.shrink_to_fit(),
             Self::Penalized(penalized) => penalized.counter.release_spare(),
             Self::Window(_) | Self::Sliding(_) | Self::Debt(_) | Self::Step(_) => {}
-        }
-    }
-
-    /// Moves all instants back by `back` nanoseconds, for a clock that shows that much less.
-    pub(crate) fn shift_back(&mut self, back: u64) {
-        match self {
-            Self::Window(counter) => counter.end = counter.end.minus(back),
-            Self::Sliding(counter) => counter.end = counter.end.minus(back),
-            Self::Log(counter) => counter.shift_back(back),
-            Self::Debt(counter) => counter.paid_at = counter.paid_at.minus(back),
-            Self::Step(counter) => counter.full_at = counter.full_at.minus(back),
-            Self::Penalized(penalized) => {
-                penalized.counter.shift_back(back);
-                penalized.record = penalized.record.shifted_back(back);
-            }
         }
     }
 }
@@ -187,12 +172,6 @@ pub(crate) fn own<C: Variant<Counter> + Default>(counter: &mut Counter) -> &mut 
 
 /// One variant of the enum `E`. A counter with a record has the variant of the counter without it.
 pub trait Variant<E>: Sized + Into<E> {
-    /// The value as one of the enum.
-    #[inline(always)]
-    fn into_enum(self) -> E {
-        self.into()
-    }
-
     /// The value, if it is of this variant.
     fn from_enum(value: &E) -> Option<&Self>;
     /// The value for changes, if it is of this variant.
@@ -251,7 +230,7 @@ variants! {
     Receipt:
     Window(WindowReceipt),
     Sliding(SlidingReceipt),
-    Log(LogReceipt),
+    Log(LogEntry),
     Debt(DebtReceipt),
     Step(StepReceipt),
 }

@@ -88,7 +88,7 @@ mod tests {
     }
 
     fn window(limit: u64, nanos: u64) -> Limit {
-        Limit::Classic(Classic { limit, window: Window::from_nanos(nanos).unwrap() })
+        Limit::Classic(Classic::new(limit, Window::from_nanos(nanos).unwrap()))
     }
 
     fn rate(per_second: u64, burst: u64) -> HitRate {

@@ -31,17 +31,6 @@ pub struct HeldCharge {
     pub floor: u128,
 }
 
-impl ChargePosition {
-    /// The position of the charge after all instants of its counter have moved back by `back` nanoseconds.
-    pub fn shifted_back(self, back: u64) -> Self {
-        match self {
-            Self::Sum => Self::Sum,
-            Self::Window(end) => Self::Window(end.minus(back)),
-            Self::Instant(at) => Self::Instant(at.minus(back)),
-        }
-    }
-}
-
 impl HeldCharge {
     /// Records that `units` of an earlier held charge were taken back.
     pub fn after_earlier(&mut self, earlier: &Self, units: u128) {

@@ -1,4 +1,5 @@
-//! `Limit`: an enum of all algorithms. It selects the counter kind and dispatches each call. The names of algorithms.
+//! `Limit`: an enum of all algorithms. It selects the counter kind and dispatches each call. The names of algorithms, and
+//! the limits that replace those of rules.
 
 use std::{borrow::Cow, convert::Infallible, num::NonZeroU64, time::Duration};
 
@@ -89,7 +90,8 @@ fn closed_if_still(bucket: TokenBucket) -> TokenBucket {
 }
 
 /// A limit with a penalty.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "(PlainLimit, Penalty)")]
 pub struct Penalized {
     // Invariant: the limit has no penalty itself.
     both: Box<(Limit, Penalty)>,
@@ -310,7 +312,7 @@ impl Limit {
             };
         }
         // A classic limit cannot refuse without counting, but shares its counter with a fixed window.
-        if let Self::Classic(Classic { limit, window }) = self {
+        if let Self::Classic(FixedWindow { limit, window, excess: _ }) = self {
             let limit = *limit;
             let window = window.clone();
             return Cow::Owned(Self::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse }));
@@ -498,7 +500,7 @@ impl Limit {
     /// Answers `operation`, and charges or refunds `counter` accordingly.
     pub fn decide(&self, counter: &mut Counter, now: Timestamp, operation: Operation) -> Decision {
         each_algorithm!(self, limit => {
-            limit.decide(own(counter), now, operation).keep_receipt(|receipt| Some(receipt.into_enum()))
+            limit.decide(own(counter), now, operation).keep_receipt(|receipt| Some(receipt.into()))
         })
     }
 
@@ -518,7 +520,7 @@ impl Limit {
     /// What was consumed after `base`, an earlier state of the same counter.
     pub fn since(&self, counter: &Counter, base: &Counter, now: Timestamp) -> Counter {
         each_algorithm!(self, limit => match (Variant::from_enum(counter), Variant::from_enum(base)) {
-            (Some(counter), Some(base)) => limit.since(counter, base, now).into_enum(),
+            (Some(counter), Some(base)) => limit.since(counter, base, now).into(),
             // The base is of another kind.
             (Some(_), None) | (None, Some(_) | None) => counter.clone(),
         })
@@ -546,5 +548,57 @@ impl Limit {
     /// Clamps `counter` after a clock gave up a lead at `at`, not after `now`: see [`Algorithm::clamp_ahead`].
     pub fn clamp_ahead(&self, counter: &mut Counter, at: Timestamp, now: Timestamp) {
         each_algorithm!(self, limit => limit.clamp_ahead(own(counter), at, now));
+    }
+}
+
+/// What decides on one key in place of the numbers of its rule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OwnTerms {
+    /// The limit, of the same kind as that of the rule.
+    pub limit: Limit,
+    /// What is displayed: see [`OwnTerms::displayed`], or [`OwnTerms::UNLIMITED`].
+    pub requests_per_unit: u64,
+}
+
+/// The bits of a displayed number. Those above are the code of its unit.
+const NUMBER_BITS: u32 = 61;
+/// The largest displayed number.
+const NUMBER_MAX: u64 = (1 << NUMBER_BITS) - 2;
+
+impl OwnTerms {
+    /// Displayed for a limit that refuses nothing.
+    pub const UNLIMITED: u64 = u64::MAX;
+
+    /// What is displayed for this number of requests, in the unit with this code from 1 to 7, or in that of the rule (0).
+    pub fn displayed(requests: u64, unit: u8) -> u64 {
+        requests.min(NUMBER_MAX) | u64::from(unit) << NUMBER_BITS
+    }
+
+    /// The number of requests and the code of the unit, of what is displayed.
+    pub fn requests_and_unit(displayed: u64) -> (u64, u8) {
+        (displayed & ((1 << NUMBER_BITS) - 1), (displayed >> NUMBER_BITS) as u8)
+    }
+
+    /// Whether it refuses nothing.
+    pub fn is_unlimited(&self) -> bool {
+        self.requests_per_unit == Self::UNLIMITED
+    }
+
+    /// Whether it may refuse what `rule` lets pass.
+    pub fn may_be_smaller_than(&self, rule: &Limit) -> bool {
+        let Self { limit, .. } = self;
+        let is_as_large = rule.allowance() <= limit.allowance()
+            && rule.hits_per_period() <= limit.hits_per_period()
+            && limit.kind().window_nanos() <= rule.kind().window_nanos();
+        !self.is_unlimited() && !is_as_large
+    }
+
+    /// The decision of its limit, which refuses nothing if it is unlimited.
+    pub fn allowed(&self, decision: Decision) -> Decision {
+        if self.is_unlimited() {
+            Decision { verdict: Verdict::Pass, remaining: u64::MAX, ..decision }
+        } else {
+            decision
+        }
     }
 }

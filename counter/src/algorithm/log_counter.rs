@@ -44,14 +44,6 @@ impl LogCounter {
         self.entries.capacity() * size_of::<LogEntry>() + self.changes.heap_bytes()
     }
 
-    /// Moves all instants back by `back` nanoseconds.
-    pub(crate) fn shift_back(&mut self, back: u64) {
-        for entry in &mut self.entries {
-            entry.at = entry.at.minus(back);
-        }
-        self.changes.replace_from(0);
-    }
-
     /// A copy for a backup that has the last copy: the changes since then, if the backup can keep any entry.
     pub(crate) fn copy_changes(&mut self) -> Self {
         let changes = self.take_changes();

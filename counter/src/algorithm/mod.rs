@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use crate::time::{SECOND, Timestamp};
 
 mod calendar;
-mod classic;
 mod concurrency;
 mod counter;
 mod fixed_window;
@@ -19,7 +18,6 @@ mod held;
 mod leaky_queue;
 mod limit;
 mod log_counter;
-mod own_terms;
 mod penalty;
 mod sliding_log;
 mod sliding_window;
@@ -41,24 +39,22 @@ mod examples;
 pub mod laws;
 
 pub use calendar::{Calendar, CalendarUnit};
-pub use classic::Classic;
 pub use concurrency::Concurrency;
 pub(crate) use counter::own;
 pub use counter::{Counter, PenalizedCounter, Receipt, Variant};
-pub use fixed_window::FixedWindow;
+pub use fixed_window::{Classic, Counted, FixedWindow};
 pub use gcra::{DebtCounter, DebtReceipt, Rate};
 pub use granted::{Granted, HitRate};
 pub use held::{ChargePosition, HeldCharge};
 pub use leaky_queue::LeakyQueue;
 pub use limit::each_algorithm;
-pub use limit::{AlgorithmName, CounterKind, Limit, Penalized};
+pub use limit::{AlgorithmName, CounterKind, Limit, OwnTerms, Penalized};
 pub use log_counter::LogCounter;
 pub use log_counter::{LogEntry, SentChanges as SentLogChanges};
-pub use own_terms::OwnTerms;
 pub use penalty::PenaltyRecord;
 pub use penalty::{Penalty, PenaltyState};
 pub use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
-pub use sliding_log::{LogReceipt, SlidingLog};
+pub use sliding_log::SlidingLog;
 pub use sliding_window::{SlidingCounter, SlidingReceipt, SlidingWindow};
 pub use stepped_bucket::{StepCounter, StepReceipt, SteppedBucket};
 pub use token_bucket::TokenBucket;
@@ -147,6 +143,18 @@ pub enum Excess {
 }
 
 impl Excess {
+    /// Whether a charge of `hits` passes when this much is `left`, and how many of them count.
+    #[inline(always)]
+    fn admitted(self, hits: u64, left: u64) -> (bool, u64) {
+        match self {
+            _ if hits <= left => (true, hits),
+            Self::Refuse => (false, 0),
+            Self::Count => (false, hits),
+            Self::Overdraft(_) if left == 0 => (false, 0),
+            Self::Overdraft(debt) => (true, hits.min(left.saturating_add(debt))),
+        }
+    }
+
     /// How many of `hits` must fit for a charge to pass: an overdraft needs only one.
     fn needed(self, hits: u64) -> u64 {
         match self {
@@ -175,6 +183,16 @@ pub enum Admission {
     /// A call holds places until its end. Its caller frees them, so no time is known at which they are free.
     InFlight,
 }
+
+/// Makes methods that answer as those of another algorithm do, which `$inner` returns.
+macro_rules! forward {
+    ($inner:ident: $(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+        fn $name(&self, $($argument: $type),*) $(-> $result)? {
+            self.$inner().$name($($argument),*)
+        }
+    )*};
+}
+pub(crate) use forward;
 
 /// A rate limiting algorithm.
 pub trait Algorithm: Clone {
@@ -307,6 +325,23 @@ pub trait Algorithm: Clone {
 }
 
 impl<R> Decision<R> {
+    /// A decision that passes with this receipt, or is refused. Everything comes back at `end`.
+    #[inline(always)]
+    fn new(
+        passes: bool,
+        receipt: Option<R>,
+        remaining: u64,
+        end: Duration,
+        retry_after: impl FnOnce() -> Option<Duration>,
+    ) -> Self {
+        if passes {
+            return Self { verdict: Verdict::Pass, remaining, reset_after: end, receipt };
+        }
+        let retry_after = retry_after();
+        let reset_after = retry_after.unwrap_or(end);
+        Self { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt: None }
+    }
+
     /// The decision after the charges of its call are taken back, where `left` is a peek at what is left then.
     pub fn after_take_back<S>(self, left: &Decision<S>) -> Self {
         // The time of a refusal stays, and a peek that is refused has the time until it passes.

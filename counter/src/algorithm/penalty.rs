@@ -117,9 +117,4 @@ impl PenaltyRecord {
             forgotten_after: self.forgotten_at.since(now),
         }
     }
-
-    /// The record with all instants `back` nanoseconds earlier.
-    pub(crate) fn shifted_back(self, back: u64) -> Self {
-        Self { until: self.until.minus(back), forgotten_at: self.forgotten_at.minus(back), ..self }
-    }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{
         Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogEntry, Operation,
-        Span, Verdict,
+        Span,
     },
     time::Timestamp,
 };
@@ -30,10 +30,6 @@ pub struct SlidingLog {
     /// What happens to a charge larger than what is left. A debt expires with the charge that made it.
     pub excess: Excess,
 }
-
-/// A charge at one instant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LogReceipt(LogEntry);
 
 impl SlidingLog {
     /// Whether charges are counted by sub-windows, not each on its own.
@@ -62,23 +58,17 @@ impl SlidingLog {
         counter.total - left.map(|entry| entry.hits).sum::<u64>()
     }
 
-    fn charge(&self, counter: &mut LogCounter, now: Timestamp, hits: u64) -> (bool, Option<LogReceipt>) {
+    fn charge(&self, counter: &mut LogCounter, now: Timestamp, hits: u64) -> (bool, Option<LogEntry>) {
         let sum = self.sum(counter, now);
         let left = self.limit.saturating_sub(sum);
-        let (passes, taken) = match self.excess {
-            _ if hits <= left => (true, hits),
-            Excess::Refuse => (false, 0),
-            Excess::Count => (false, hits),
-            Excess::Overdraft(_) if left == 0 => (false, 0),
-            Excess::Overdraft(debt) => (true, hits.min(left.saturating_add(debt))),
-        };
+        let (passes, taken) = self.excess.admitted(hits, left);
         let entry = LogEntry { at: self.instant(counter, now), hits: taken };
         if taken > 0 {
             self.forget(counter, now);
             counter.add(entry);
             self.bound(counter);
         }
-        (passes, (passes && hits <= left).then_some(LogReceipt(entry)))
+        (passes, (hits <= left).then_some(entry))
     }
 
     /// Removes `hits` that still count, the oldest first, or as many as there are.
@@ -141,11 +131,11 @@ impl SlidingLog {
 
 impl Algorithm for SlidingLog {
     type Counter = LogCounter;
-    type Receipt = LogReceipt;
+    type Receipt = LogEntry;
     const ADMISSION: Admission = Admission::AtOnce;
     const LEASABLE: bool = false;
 
-    fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogReceipt> {
+    fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogEntry> {
         let (hits, passes, receipt) = match operation {
             Operation::Peek => (1, self.sum(counter, now) < self.limit, None),
             Operation::Charge(hits) => {
@@ -160,15 +150,12 @@ impl Algorithm for SlidingLog {
         };
         let remaining = self.limit.saturating_sub(self.sum(counter, now));
         let oldest_leaves = self.oldest_leaves_after(counter, now);
-        if passes {
-            return Decision { verdict: Verdict::Pass, remaining, reset_after: oldest_leaves, receipt };
-        }
-        let retry_after = self.passes_at(counter, now, hits).map(|then| then.since(now));
-        let reset_after = retry_after.unwrap_or(oldest_leaves);
-        Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt }
+        Decision::new(passes, receipt, remaining, oldest_leaves, || {
+            self.passes_at(counter, now, hits).map(|then| then.since(now))
+        })
     }
 
-    fn undo(&self, counter: &mut LogCounter, LogReceipt(charge): LogReceipt, _now: Timestamp) {
+    fn undo(&self, counter: &mut LogCounter, charge: LogEntry, _now: Timestamp) {
         if let Some(index) = counter.index_of(ChargePosition::Instant(charge.at)) {
             counter.remove_at(index, charge.hits);
         }
@@ -225,7 +212,7 @@ impl Algorithm for SlidingLog {
         held: &[HeldCharge],
         hits: u64,
         now: Timestamp,
-    ) -> Decision<LogReceipt> {
+    ) -> Decision<LogEntry> {
         self.forget(counter, now);
         let rest = counter.remove_newest_unheld(held, hits);
         self.decide(counter, now, Operation::Refund(rest))

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Span, Verdict,
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Span,
     },
     time::Timestamp,
 };
@@ -88,24 +88,9 @@ impl SlidingWindow {
         hits: u64,
     ) -> (bool, Option<SlidingReceipt>) {
         let left = self.left(counter, now);
-        let counted = counter.current.saturating_add(hits);
-        if hits <= left {
-            counter.current = counted;
-            return (true, Some(SlidingReceipt { end: counter.end, hits }));
-        }
-        match self.excess {
-            Excess::Refuse => (false, None),
-            Excess::Count => {
-                counter.current = counted;
-                (false, None)
-            }
-            Excess::Overdraft(_) if left == 0 => (false, None),
-            Excess::Overdraft(debt) => {
-                let most = self.limit.saturating_add(debt) - self.weight(counter, now);
-                counter.current = counted.min(most);
-                (true, None)
-            }
-        }
+        let (passes, counted) = self.excess.admitted(hits, left);
+        counter.current = counter.current.saturating_add(counted);
+        (passes, (hits <= left).then_some(SlidingReceipt { end: counter.end, hits }))
     }
 
     /// The instant at which `hits` of the window that ends at `end` weigh at most `weight`.
@@ -166,14 +151,10 @@ impl Algorithm for SlidingWindow {
         if operation.changes(passes, || self.excess) {
             *counter = advanced;
         }
-        let end = advanced.end.since(now);
         let remaining = self.left(&advanced, now);
-        if passes {
-            return Decision { verdict: Verdict::Pass, remaining, reset_after: end, receipt };
-        }
-        let retry_after = self.passes_at(&advanced, hits).map(|then| then.since(now));
-        let reset_after = retry_after.unwrap_or(end);
-        Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt }
+        Decision::new(passes, receipt, remaining, advanced.end.since(now), || {
+            self.passes_at(&advanced, hits).map(|then| then.since(now))
+        })
     }
 
     fn undo(&self, counter: &mut SlidingCounter, receipt: SlidingReceipt, _now: Timestamp) {

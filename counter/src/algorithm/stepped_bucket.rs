@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Verdict,
+        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation,
         granted::STILL_NANOS,
     },
     time::Timestamp,
@@ -107,15 +107,9 @@ impl SteppedBucket {
 
     /// Whether `hits` pass, and the number of missing tokens afterwards.
     fn charge(&self, level: StepLevel, hits: u64) -> (bool, u128) {
-        let left = self.left(level);
-        let missing = level.missing.saturating_add(hits.into());
-        match self.excess {
-            _ if hits <= left => (true, missing),
-            Excess::Refuse => (false, level.missing),
-            Excess::Count => (false, missing.min(self.missing_max()).max(level.missing)),
-            Excess::Overdraft(_) if left == 0 => (false, level.missing),
-            Excess::Overdraft(_) => (true, missing.min(self.missing_max())),
-        }
+        let (passes, counted) = self.excess.admitted(hits, self.left(level));
+        let missing = level.missing.saturating_add(counted.into());
+        (passes, missing.min(self.missing_max()).max(level.missing))
     }
 }
 
@@ -146,22 +140,18 @@ impl Algorithm for SteppedBucket {
         }
         let full_after = self.back_at(after, missing).since(now);
         let remaining = self.left(after);
-        if passes {
-            // An overdraft charge is never taken back.
-            let receipt = match operation {
-                Operation::Charge(hits) if hits <= self.left(before) => {
-                    Some(StepReceipt { step: before.step, hits, opened_step: before.missing == 0 })
-                }
-                Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => None,
-            };
-            return Decision { verdict: Verdict::Pass, remaining, reset_after: full_after, receipt };
-        }
-        let retry_after = self.burst.checked_sub(self.excess.needed(hits)).map(|room| {
+        // An overdraft charge is never taken back.
+        let receipt = match operation {
+            Operation::Charge(hits) if hits <= self.left(before) => {
+                Some(StepReceipt { step: before.step, hits, opened_step: before.missing == 0 })
+            }
+            Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => None,
+        };
+        Decision::new(passes, receipt, remaining, full_after, || {
+            let room = self.burst.checked_sub(self.excess.needed(hits))?;
             let tokens = missing.saturating_sub(room.into());
-            self.back_at(after, tokens).since(now)
-        });
-        let reset_after = retry_after.unwrap_or(full_after);
-        Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt: None }
+            Some(self.back_at(after, tokens).since(now))
+        })
     }
 
     fn undo(&self, counter: &mut StepCounter, receipt: StepReceipt, now: Timestamp) {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{
         Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge,
-        HitRate, Operation, Rate, Verdict, granted::STILL_NANOS,
+        HitRate, Operation, Rate, granted::STILL_NANOS,
     },
     time::Timestamp,
 };
@@ -98,19 +98,15 @@ impl Algorithm for TokenBucket {
         let full_after =
             if debt == before { self.rate.time_for(debt) } else { counter.owe(self.rate, now, debt) };
         let remaining = self.rate.hits_in(self.left(debt));
-        if passes {
-            // An overdraft charge is never taken back.
-            let receipt = match operation {
-                Operation::Charge(hits) if self.rate.cost(hits) <= self.left(before) => {
-                    Some(counter.receipt(now, hits))
-                }
-                Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => None,
-            };
-            return Decision { verdict: Verdict::Pass, remaining, reset_after: full_after, receipt };
-        }
-        let retry_after = self.missing(debt, hits).map(|units| self.rate.time_for(units));
-        let reset_after = retry_after.unwrap_or(full_after);
-        Decision { verdict: Verdict::Refuse { retry_after }, remaining, reset_after, receipt: None }
+        // An overdraft charge is never taken back.
+        let receipt = match operation {
+            Operation::Charge(hits) if passes && self.rate.cost(hits) <= self.left(before) => {
+                Some(counter.receipt(now, hits))
+            }
+            Operation::Charge(_) | Operation::Peek | Operation::Refund(_) => None,
+        };
+        let retry_after = || self.missing(debt, hits).map(|units| self.rate.time_for(units));
+        Decision::new(passes, receipt, remaining, full_after, retry_after)
     }
 
     fn undo(&self, counter: &mut DebtCounter, receipt: DebtReceipt, now: Timestamp) {

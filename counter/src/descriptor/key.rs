@@ -1,11 +1,12 @@
-//! Keys of counters: the text of a descriptor and its hash.
+//! Keys of counters: the text of a descriptor, its hash, and the secret of the hash.
 
-use std::{borrow::Cow, hash::Hasher, mem};
+use std::{borrow::Cow, fmt, hash::Hasher, mem};
 
+use serde::{Deserialize, Serialize};
 use siphasher::sip128::SipHasher13;
 use smallvec::SmallVec;
 
-use crate::descriptor::{Entry, Key, Secret};
+use crate::descriptor::{Entry, Key};
 
 /// The word size of the hash, in bytes.
 const WORD: usize = 8;
@@ -122,6 +123,44 @@ impl PrefixHash {
     fn write(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
         self.0.write(&[0; WORD][..bytes.len().wrapping_neg() % WORD]);
+    }
+}
+
+/// The secret of the key hash. It prevents clients from choosing descriptors that collide.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Secret([u64; 2]);
+
+impl Secret {
+    /// A secret from its bytes.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        let all = u128::from_le_bytes(bytes);
+        Self([all as u64, (all >> 64) as u64])
+    }
+
+    /// The bytes of the secret, for storage and for other replicas.
+    pub const fn to_bytes(&self) -> [u8; 16] {
+        let [low, high] = self.0;
+        ((high as u128) << 64 | low as u128).to_le_bytes()
+    }
+
+    /// A hash of a key. No key is the hash of the same bytes.
+    pub fn hash(&self, key: Key) -> u64 {
+        // The text of a key begins with another byte.
+        let bytes = [&[0xff][..], &key.high().to_le_bytes(), &key.low().to_le_bytes()].concat();
+        siphasher::sip::SipHasher13::new_with_key(&self.to_bytes()).hash(&bytes)
+    }
+
+    /// A fresh secret from the random source of the operating system.
+    pub fn random() -> Self {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).expect("every supported system has a random source");
+        Self::from_bytes(bytes)
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
     }
 }
 

@@ -8,11 +8,9 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 mod key;
-mod secret;
 mod text;
 
-pub use key::{KeyText, PrefixHash};
-pub use secret::Secret;
+pub use key::{KeyText, PrefixHash, Secret};
 pub use text::{OwnedEntry, escaped, format, parse, unescaped};
 
 /// One entry of a descriptor: a key and its value in this request, which may be empty. Both are bytes, because proxies

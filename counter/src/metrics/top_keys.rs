@@ -12,6 +12,8 @@ use crate::metrics::{self, MetricCounter};
 const TEXT_MAX: usize = 256;
 /// The maximum number of lists, which threads share.
 const LISTS_MAX: usize = 8;
+/// The default length of a list.
+const CAPACITY: usize = 1_000;
 
 /// The most frequent keys over all threads. Counting never blocks: keys that arrive while a list is being read are
 /// left out.
@@ -99,6 +101,12 @@ impl SpaceSaving {
     fn unseen_max(&self) -> u64 {
         let full = self.slots.len() == self.capacity;
         self.by_count.first().filter(|_| full).map_or(0, |(count, _)| *count)
+    }
+}
+
+impl Default for TopKeys {
+    fn default() -> Self {
+        Self::new(CAPACITY)
     }
 }
 

@@ -1,16 +1,16 @@
 //! The wire format of packed counters: a tag for the kind, then its fields.
 //!
 //! Debts and logs are sent as ages, because the clock of the other replica may differ. Windows keep their absolute
-//! times.
+//! times: see [`DecodeClock`].
 
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     algorithm::{
-        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenaltyRecord, SentLogChanges, SlidingCounter,
-        StepCounter, WindowCounter,
+        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenalizedCounter, PenaltyRecord, SentLogChanges,
+        SlidingCounter, StepCounter, WindowCounter,
     },
-    packed_counter::layout::{Large, MILLISECOND, Millis, PackedCounter, PackedPenalized, UsedShare},
+    packed_counter::layout::{Large, MILLISECOND, Millis, PackedCounter, UsedShare},
     time::Timestamp,
 };
 
@@ -70,7 +70,7 @@ impl PackedCounter {
         let age = |instant| Age::new(instant, now);
         match self {
             Self::Penalized(penalized) => {
-                let PackedPenalized { counter, record } = &**penalized;
+                let PenalizedCounter { counter, record } = &**penalized;
                 let PenaltyRecord { refusals, has_passed, penalties, until, forgotten_at } = record;
                 let mut fields = Vec::new();
                 let tag = counter.write(now, &mut fields);
@@ -91,12 +91,8 @@ impl PackedCounter {
             Self::Large(large) => {
                 let Large { counter, idle_at, used } = &**large;
                 match counter {
-                    Counter::Window(WindowCounter { end, count }) => {
-                        with_fields(bytes, LARGE_WINDOW, &(used, idle_at, end, count))
-                    }
-                    Counter::Sliding(SlidingCounter { end, previous, current }) => {
-                        with_fields(bytes, LARGE_SLIDING, &(used, idle_at, end, previous, current))
-                    }
+                    Counter::Window(window) => with_fields(bytes, LARGE_WINDOW, &(used, idle_at, window)),
+                    Counter::Sliding(sliding) => with_fields(bytes, LARGE_SLIDING, &(used, idle_at, sliding)),
                     Counter::Debt(DebtCounter { paid_at, rest }) => {
                         with_fields(bytes, LARGE_DEBT, &(used, age(*idle_at), age(*paid_at), rest))
                     }
@@ -123,87 +119,77 @@ impl PackedCounter {
 
     /// The size of the encoded fields at any instant, in bytes, at most.
     pub fn encoded_bytes_max(&self) -> usize {
-        match self {
-            Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
-                FIELDS_BYTES_MAX
-            }
-            Self::Large(large) => match &large.counter {
-                Counter::Window(_)
-                | Counter::Sliding(_)
-                | Counter::Debt(_)
-                | Counter::Step(_)
-                | Counter::Penalized(_) => FIELDS_BYTES_MAX,
-                Counter::Log(log) => {
-                    let entries = log.hits().map(|(_, hits)| NUMBER_BYTES_MAX + number_bytes(hits));
-                    FIELDS_BYTES_MAX + entries.sum::<usize>() + log.edited() * EDIT_BYTES_MAX
-                }
-            },
-            Self::Penalized(penalized) => RECORD_BYTES_MAX + penalized.counter.encoded_bytes_max(),
+        if let Self::Penalized(penalized) = self {
+            return RECORD_BYTES_MAX + penalized.counter.encoded_bytes_max();
         }
+        let Some(log) = self.log() else { return FIELDS_BYTES_MAX };
+        let entries = log.hits().map(|(_, hits)| NUMBER_BYTES_MAX + number_bytes(hits));
+        FIELDS_BYTES_MAX + entries.sum::<usize>() + log.edited() * EDIT_BYTES_MAX
     }
 
     /// Decodes the fields of a tag.
-    pub fn read(tag: u8, bytes: &[u8], now: Timestamp) -> Decoded {
+    pub fn read(tag: u8, bytes: &[u8], clock: DecodeClock) -> Decoded {
         let packed = match tag {
-            WINDOW => take(bytes).map(|(used, count, end)| Self::Window { used, count, end }),
+            WINDOW => take(bytes).map(|(used, count, end)| {
+                let end = clock.window_end(end);
+                Self::Window { used, count, end }
+            }),
             SLIDING => take(bytes).map(|(used, until, previous, current)| {
-                let until: Timestamp = until;
+                let until = clock.window_end(until);
                 let whole = until.minus(until.as_nanos() % MILLISECOND);
                 // A whole number of milliseconds, so it fits.
                 let until = Millis::from_instant(whole).unwrap_or(Millis([0; 3]));
                 Self::Sliding { used, until, previous, current }
             }),
-            DEBT => take(bytes).map(|(passing_debt_max, rest, age): (_, _, Age)| {
-                let paid_at = age.instant(now);
+            DEBT => take(bytes).map(|(passing_debt_max, rest, age)| {
+                let paid_at = clock.instant(age);
                 Self::Debt { passing_debt_max, rest, paid_at }
             }),
-            STEP => take(bytes).map(|(passing_debt_max, spare, age): (_, _, Age)| {
-                let full_at = age.instant(now);
+            STEP => take(bytes).map(|(passing_debt_max, spare, age)| {
+                let full_at = clock.instant(age);
                 Self::Step { passing_debt_max, spare, full_at }
             }),
             LARGE_WINDOW => take(bytes).map(|(used, idle_at, end, count)| {
-                Self::large(used, idle_at, Counter::Window(WindowCounter { end, count }))
+                let counter = WindowCounter { end: clock.window_end(end), count };
+                Self::large(used, clock.window_end(idle_at), Counter::Window(counter))
             }),
             LARGE_SLIDING => take(bytes).map(|(used, idle_at, end, previous, current)| {
-                let counter = SlidingCounter { end, previous, current };
-                Self::large(used, idle_at, Counter::Sliding(counter))
+                let counter = SlidingCounter { end: clock.window_end(end), previous, current };
+                Self::large(used, clock.window_end(idle_at), Counter::Sliding(counter))
             }),
-            LARGE_DEBT => take(bytes).map(|(used, idle_at, paid_at, rest): (_, Age, Age, _)| {
-                let counter = DebtCounter { paid_at: paid_at.instant(now), rest };
-                Self::large(used, idle_at.instant(now), Counter::Debt(counter))
+            LARGE_DEBT => take(bytes).map(|(used, idle_at, paid_at, rest)| {
+                let counter = DebtCounter { paid_at: clock.instant(paid_at), rest };
+                Self::large(used, clock.instant(idle_at), Counter::Debt(counter))
             }),
-            LARGE_STEP => take(bytes).map(|(used, idle_at, full_at, spare): (_, Age, Age, _)| {
-                let counter = StepCounter { full_at: full_at.instant(now), spare };
-                Self::large(used, idle_at.instant(now), Counter::Step(counter))
+            LARGE_STEP => take(bytes).map(|(used, idle_at, full_at, spare)| {
+                let counter = StepCounter { full_at: clock.instant(full_at), spare };
+                Self::large(used, clock.instant(idle_at), Counter::Step(counter))
             }),
             LOG => take(bytes).and_then(|(used, idle_at, entries): (_, _, Vec<_>)| {
-                Self::from_log(used, idle_at, &entries, None, now)
+                Self::from_log(used, idle_at, &entries, None, clock)
             }),
             CHANGED_LOG => take(bytes).and_then(|(used, idle_at, entries, changes): (_, _, Vec<_>, _)| {
-                Self::from_log(used, idle_at, &entries, Some(changes), now)
+                Self::from_log(used, idle_at, &entries, Some(changes), clock)
             }),
-            PENALIZED => return Self::read_penalized(bytes, now),
+            PENALIZED => return Self::read_penalized(bytes, clock),
             _ => return Decoded::Unknown,
         };
         packed.map_or(Decoded::Malformed, Decoded::Known)
     }
 
-    fn read_penalized(bytes: &[u8], now: Timestamp) -> Decoded {
+    fn read_penalized(bytes: &[u8], clock: DecodeClock) -> Decoded {
         type Fields = (u32, bool, u32, Age, Age, u8);
         let Ok(((refusals, has_passed, penalties, until, forgotten_at, tag), fields)) =
             postcard::take_from_bytes::<Fields>(bytes)
         else {
             return Decoded::Malformed;
         };
-        let until = until.instant(now);
-        let forgotten_at = forgotten_at.instant(now).max(until);
+        let until = clock.instant(until);
+        let forgotten_at = clock.instant(forgotten_at).max(until);
         let record = PenaltyRecord { refusals, has_passed, penalties, until, forgotten_at };
         match tag {
             PENALIZED => Decoded::Malformed,
-            _ => match Self::read(tag, fields, now) {
-                Decoded::Known(counter) => Decoded::Known(Self::penalized(counter, record)),
-                other => other,
-            },
+            _ => Self::read(tag, fields, clock).map(|counter| Self::penalized(counter, record)),
         }
     }
 
@@ -212,23 +198,53 @@ impl PackedCounter {
         idle_at: Age,
         entries: &[(Age, u64)],
         changes: Option<SentLogChanges>,
-        now: Timestamp,
+        clock: DecodeClock,
     ) -> Option<Self> {
         if entries.len() > LOG_ENTRIES_MAX {
             return None;
         }
-        let hits = entries.iter().map(|(age, hits)| (age.instant(now), *hits));
+        let hits = entries.iter().map(|(age, hits)| (clock.instant(*age), *hits));
         let log = match changes {
             None => LogCounter::from_hits(hits),
             Some(changes) => LogCounter::from_changes(changes, hits),
         };
-        Some(Self::large(used, idle_at.instant(now), Counter::Log(log)))
+        Some(Self::large(used, clock.instant(idle_at), Counter::Log(log)))
     }
 }
 
 /// An instant relative to now, in nanoseconds, within 292 years.
 #[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
 pub struct Age(i64);
+
+/// The clock by which encoded instants are read.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeClock {
+    /// The instant to which ages are relative.
+    pub now: Timestamp,
+    /// How far the clock is behind the one that wrote the times of windows, in nanoseconds: they are moved back by that,
+    /// so that no key is locked out.
+    pub behind: u64,
+}
+
+/// A clock that shows the same time as the one that wrote the windows, or nearly.
+impl From<Timestamp> for DecodeClock {
+    fn from(now: Timestamp) -> Self {
+        Self { now, behind: 0 }
+    }
+}
+
+impl DecodeClock {
+    /// The instant of this age.
+    pub fn instant(self, Age(age): Age) -> Timestamp {
+        let distance = age.unsigned_abs();
+        if age < 0 { self.now.minus(distance) } else { self.now.plus(distance) }
+    }
+
+    /// The end of a window that ends at `end` by the clock that wrote it. Whole milliseconds stay whole.
+    pub fn window_end(self, end: Timestamp) -> Timestamp {
+        end.minus(self.behind / MILLISECOND * MILLISECOND)
+    }
+}
 
 impl Age {
     /// The distance of `instant` from `now`; negative if it is earlier.
@@ -246,12 +262,6 @@ impl Age {
     pub fn from_bits(bits: u64) -> Self {
         Self(bits.cast_signed())
     }
-
-    /// The instant at this distance from `now`.
-    pub fn instant(self, now: Timestamp) -> Timestamp {
-        let distance = self.0.unsigned_abs();
-        if self.0 < 0 { now.minus(distance) } else { now.plus(distance) }
-    }
 }
 
 /// The size of an encoded number, in bytes.
@@ -262,6 +272,21 @@ pub fn number_bytes(number: u64) -> usize {
 /// The encoded bytes of a value.
 pub fn put<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("numbers in memory are always written")
+}
+
+/// Appends a record: a tag, a length and the fields.
+pub fn put_tagged(bytes: &mut Vec<u8>, tag: u8, fields: &[u8]) {
+    bytes.push(tag);
+    append(bytes, &fields.len());
+    bytes.extend_from_slice(fields);
+}
+
+/// Splits off the tag and the fields of what [`put_tagged`] has written.
+pub fn tagged(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (tag, rest) = bytes.split_first()?;
+    let (length, rest) = postcard::take_from_bytes(rest).ok()?;
+    let (fields, rest) = rest.split_at_checked(length)?;
+    Some((*tag, fields, rest))
 }
 
 /// Appends encoded fields, and returns their tag.
@@ -278,27 +303,4 @@ fn append<T: Serialize>(bytes: &mut Vec<u8>, value: &T) {
 fn take<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
     rest.is_empty().then_some(value)
-}
-
-/// What tests measure of packed counters.
-#[cfg(any(test, feature = "testing"))]
-impl PackedCounter {
-    /// The bytes of the counter without the entries of a log that an earlier state has, but with those that are gone.
-    pub fn bytes_of_changes(&self, earlier: Option<&Self>, now: Timestamp) -> usize {
-        let mut all = Vec::new();
-        self.write(now, &mut all);
-        let Some(log) = self.log() else { return all.len() };
-        let entries =
-            |log: &crate::algorithm::LogCounter| log.hits().collect::<std::collections::BTreeSet<_>>();
-        let (entries, known) = (entries(log), earlier.and_then(Self::log).map(entries).unwrap_or_default());
-        let bytes = |(at, hits): &(Timestamp, u64)| put(&(Age::new(*at, now), hits)).len();
-        // The oldest ones need no bytes to go.
-        let oldest = entries.first().map(|(at, _)| *at);
-        let gone = known.iter().filter(|(at, _)| oldest.is_none_or(|oldest| oldest < *at));
-        let gone =
-            gone.filter(|(at, _)| log.index_of(crate::algorithm::ChargePosition::Instant(*at)).is_none());
-        all.len() - entries.iter().map(bytes).sum::<usize>()
-            + entries.difference(&known).map(bytes).sum::<usize>()
-            + gone.map(bytes).sum::<usize>()
-    }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Counter, Decision, PenaltyRecord},
+    algorithm::{Counter, Decision, PenalizedCounter},
     time::Timestamp,
 };
 
@@ -54,7 +54,7 @@ pub enum PackedCounter {
     /// A counter that does not fit into 16 bytes.
     Large(Box<Large>),
     /// A counter with a record of refusals or penalties.
-    Penalized(Box<PackedPenalized>),
+    Penalized(Box<PenalizedCounter<PackedCounter>>),
 }
 
 /// A counter that does not fit into a packed counter, on the heap.
@@ -63,14 +63,6 @@ pub struct Large {
     pub(in crate::packed_counter) counter: Counter,
     pub(in crate::packed_counter) idle_at: Timestamp,
     pub(in crate::packed_counter) used: UsedShare,
-}
-
-/// A counter with a record of refusals or penalties, on the heap.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PackedPenalized {
-    // Invariant: has no record itself.
-    pub(in crate::packed_counter) counter: PackedCounter,
-    pub(in crate::packed_counter) record: PenaltyRecord,
 }
 
 /// The used share of the allowance, in 254ths rounded down; 255 if the counter refuses.
@@ -87,7 +79,7 @@ pub struct ApproxNumber(u16);
 
 // The memory per counter follows from these sizes; docs/algorithms.md states it.
 const _: () = assert!(size_of::<PackedCounter>() == 16 && size_of::<Large>() == 64);
-const _: () = assert!(size_of::<PackedPenalized>() == 48);
+const _: () = assert!(size_of::<PenalizedCounter<PackedCounter>>() == 48);
 
 /// Compares counters without the used share, which depends on the last limit.
 impl PartialEq for PackedCounter {

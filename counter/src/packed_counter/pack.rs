@@ -11,10 +11,14 @@ use crate::{
 /// A kind of counter that is packed.
 pub(super) trait Pack: Default {
     /// The packed counter; `None` if it does not fit into 16 bytes.
-    fn pack(&self, algorithm: &impl Algorithm<Counter = Self>, used: UsedShare) -> Option<PackedCounter>;
+    fn pack(&self, _: &impl Algorithm<Counter = Self>, _: UsedShare) -> Option<PackedCounter> {
+        None
+    }
 
     /// The counter; `None` if it is of another kind.
-    fn unpack(packed: &PackedCounter, window_nanos: u64) -> Option<Self>;
+    fn unpack(_: &PackedCounter, _window_nanos: u64) -> Option<Self> {
+        None
+    }
 
     /// A cheap test that holds for every counter that is ahead of `now`: see [`Limit::clamp_ahead`](crate::algorithm::Limit::clamp_ahead).
     #[inline(always)]
@@ -128,23 +132,7 @@ impl Pack for StepCounter {
 }
 
 /// The counter of a limit with a penalty is packed as one of the limit without it, and the record is stored with it.
-impl Pack for Counter {
-    fn pack(&self, _: &impl Algorithm<Counter = Self>, _: UsedShare) -> Option<PackedCounter> {
-        None
-    }
-
-    fn unpack(_: &PackedCounter, _: u64) -> Option<Self> {
-        None
-    }
-}
+impl Pack for Counter {}
 
 /// A log is too long.
-impl Pack for LogCounter {
-    fn pack(&self, _: &impl Algorithm<Counter = Self>, _: UsedShare) -> Option<PackedCounter> {
-        None
-    }
-
-    fn unpack(_: &PackedCounter, _: u64) -> Option<Self> {
-        None
-    }
-}
+impl Pack for LogCounter {}

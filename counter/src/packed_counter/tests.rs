@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{
+    layout::{MILLISECOND, Millis},
+    *,
+};
 use crate::{algorithm::laws::any_limit, time::SECOND};
 
 proptest! {

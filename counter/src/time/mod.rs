@@ -17,7 +17,7 @@ pub use clock_mapping::LEAD_MAX;
 use monotonic::Monotonic;
 pub use monotonic::Stopwatch;
 use system_clock::SystemClock;
-pub use system_clock::{ClockComparison, ClockReading, ClockStep, FOLLOW_EVERY, LongSteps};
+pub use system_clock::{ClockComparison, ClockReading, ClockStep, FOLLOW_EVERY, Lead, LongSteps};
 pub use timestamp::{SECOND, Timestamp};
 
 /// The start of the year 2500. Windows of years and everything that outlives them end before the last instant, in 2554.

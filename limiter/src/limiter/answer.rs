@@ -80,8 +80,8 @@ impl<'s> Status<'s> {
         let (remaining, limit) = match applied {
             AppliedLimit::Nothing => (0, None),
             AppliedLimit::Unlimited(_) => (u64::MAX, None),
-            AppliedLimit::Rule(matched, _) => return Self::for_rule(matched.rule),
-            AppliedLimit::LookedUp(matched, _, looked_up) => {
+            AppliedLimit::Rule(matched, _, None) => return Self::for_rule(matched.rule),
+            AppliedLimit::Rule(matched, _, Some(looked_up)) => {
                 return Self::for_looked_up(matched.rule, *looked_up);
             }
             AppliedLimit::Override(sent, _) => (0, Some(CurrentLimit::from_override(*sent))),

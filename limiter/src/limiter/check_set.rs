@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use smallvec::{SmallVec, smallvec};
 use tollgate_counter::{
-    algorithm::{Classic, Limit, Operation},
+    algorithm::{Limit, Operation},
     descriptor::{Entry, Key},
 };
 use tollgate_rules::{
@@ -83,9 +83,8 @@ pub(super) enum AppliedLimit<'s> {
     /// No rule matches, or another descriptor's rule replaces it.
     Nothing,
     Unlimited(Match<'s>),
-    Rule(Match<'s>, RequestLimit<'s>),
-    /// As of a rule, after its key was looked up.
-    LookedUp(Match<'s>, RequestLimit<'s>, LookedUp),
+    /// The limit of a rule, or what was looked up for its key.
+    Rule(Match<'s>, RequestLimit<'s>, Option<LookedUp>),
     Override(Override, RequestLimit<'s>),
 }
 
@@ -173,10 +172,10 @@ impl<'s> AppliedLimit<'s> {
             None => Self::Nothing,
             Some(matched) => match &matched.rule.allowance {
                 Allowance::Unlimited => Self::Unlimited(matched),
-                Allowance::Limited(limit) => Self::Rule(
-                    matched,
-                    RequestLimit::new(limit.within(request.turn_timeout), request.charging),
-                ),
+                Allowance::Limited(limit) => {
+                    let limit = RequestLimit::new(limit.within(request.turn_timeout), request.charging);
+                    Self::Rule(matched, limit, None)
+                }
             },
         }
     }
@@ -184,9 +183,7 @@ impl<'s> AppliedLimit<'s> {
     /// The limit that a request sends.
     #[inline(always)]
     pub(super) fn from_override(sent: Override, charging: Charging) -> Self {
-        let Override { requests_per_unit, unit } = sent;
-        let limit = Classic { limit: requests_per_unit.into(), window: unit.window() };
-        Self::Override(sent, RequestLimit::new(Cow::Owned(Limit::Classic(limit)), charging))
+        Self::Override(sent, RequestLimit::new(Cow::Owned(sent.limit()), charging))
     }
 
     /// The limit of each descriptor.
@@ -196,7 +193,7 @@ impl<'s> AppliedLimit<'s> {
 
     pub(super) fn matched(&self) -> Option<&Match<'s>> {
         match self {
-            Self::Unlimited(matched) | Self::Rule(matched, _) | Self::LookedUp(matched, ..) => Some(matched),
+            Self::Unlimited(matched) | Self::Rule(matched, ..) => Some(matched),
             Self::Nothing | Self::Override(..) => None,
         }
     }
@@ -216,22 +213,15 @@ impl<'s> AppliedLimit<'s> {
 
     /// What was looked up for the key.
     pub(super) fn looked_up(&self) -> Option<LookedUp> {
-        match self {
-            Self::LookedUp(.., looked_up) => Some(*looked_up),
-            Self::Nothing | Self::Unlimited(_) | Self::Rule(..) | Self::Override(..) => None,
-        }
+        if let Self::Rule(.., looked_up) = self { *looked_up } else { None }
     }
 
     /// The limit that the store names for the key.
     pub(super) fn stored_terms(&self) -> Option<StoredTerms> {
-        match self {
-            Self::LookedUp(_, limit, LookedUp { displayed_limit, origin: KeyLimitOrigin::Store, .. }) => {
-                Some(StoredTerms { limit: limit.own.clone().into_owned(), displayed_limit: *displayed_limit })
-            }
-            Self::LookedUp(..) | Self::Nothing | Self::Unlimited(_) | Self::Rule(..) | Self::Override(..) => {
-                None
-            }
-        }
+        let Self::Rule(_, limit, Some(looked_up)) = self else { return None };
+        let LookedUp { displayed_limit, origin, .. } = *looked_up;
+        let limit = || limit.own.clone().into_owned();
+        (origin == KeyLimitOrigin::Store).then(|| StoredTerms { limit: limit(), displayed_limit })
     }
 
     /// Replaces the limit of the rule by the one that the store names for its counter of `key`.
@@ -249,14 +239,14 @@ impl<'s> AppliedLimit<'s> {
         let key = if is_of_kind { key } else { matched.key_of_kind(entries, limit) };
         let looked_up = LookedUp { key, displayed_limit: *displayed_limit, origin: KeyLimitOrigin::Store };
         let limit = Cow::Owned(limit.within(request.turn_timeout).into_owned());
-        *self = Self::LookedUp(matched, RequestLimit::new(limit, request.charging), looked_up);
+        *self = Self::Rule(matched, RequestLimit::new(limit, request.charging), Some(looked_up));
     }
 
     /// Keeps the limit of the rule, because the store names none for its counter of `key`.
     pub(super) fn keep(&mut self, key: Key, origin: KeyLimitOrigin) {
-        if let Self::Rule(matched, limit) = std::mem::replace(self, Self::Nothing) {
+        if let Self::Rule(matched, _, looked_up) = self {
             let displayed_limit = matched.rule.displayed_limit;
-            *self = Self::LookedUp(matched, limit, LookedUp { key, displayed_limit, origin });
+            *looked_up = Some(LookedUp { key, displayed_limit, origin });
         }
     }
 
@@ -288,10 +278,10 @@ impl<'s> AppliedLimit<'s> {
         descriptor: &Descriptor<'_>,
     ) -> Option<Check<'a>> {
         let (key, limit, origin) = match self {
-            Self::Rule(matched, limit) => {
+            Self::Rule(matched, limit, None) => {
                 (matched.key(descriptor.entries, &limit.own), limit, LimitOrigin::Rule)
             }
-            Self::LookedUp(_, limit, looked_up) => (looked_up.key, limit, LimitOrigin::Rule),
+            Self::Rule(_, limit, Some(looked_up)) => (looked_up.key, limit, LimitOrigin::Rule),
             Self::Override(_, limit) => {
                 (domain.key_as_sent(descriptor.entries, &limit.own), limit, LimitOrigin::Request)
             }

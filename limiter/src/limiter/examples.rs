@@ -1,7 +1,7 @@
 //! Examples of what callers send and no rule matches, for `/doctor`.
 
 use std::sync::{
-    Mutex, MutexGuard, PoisonError,
+    Mutex, PoisonError,
     atomic::{AtomicU32, Ordering::Relaxed},
 };
 
@@ -61,14 +61,10 @@ impl Examples {
 
     /// The examples that are `current`. The other ones are dropped, and requests are compared again.
     pub fn each(&self, current: impl Fn(&Example) -> bool) -> Vec<Example> {
-        let mut kept = self.lock();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(current);
         self.attempts_left.store(ATTEMPTS_MAX, Relaxed);
         kept.clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Example>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

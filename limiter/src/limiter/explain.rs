@@ -141,10 +141,9 @@ impl ActiveView<'_> {
             .map(|(descriptor, found)| DescriptorExplanation {
                 levels: match found {
                     AppliedLimit::Override(..) => Vec::new(),
-                    AppliedLimit::Nothing
-                    | AppliedLimit::Unlimited(_)
-                    | AppliedLimit::Rule(..)
-                    | AppliedLimit::LookedUp(..) => domain.trace(descriptor.entries),
+                    AppliedLimit::Nothing | AppliedLimit::Unlimited(_) | AppliedLimit::Rule(..) => {
+                        domain.trace(descriptor.entries)
+                    }
                 },
                 rule: found.rule(),
                 replaced_by: replacing(found, &applied),
@@ -218,7 +217,7 @@ impl ActiveView<'_> {
     pub async fn peek(&self, counter_ref: &CounterRef<'_>) -> Result<CounterState, NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
         let Some(remote) = &self.limiter.remote else {
-            return Ok(self.limiter.memory.admin().peek(*key, limit, *now));
+            return Ok(self.limiter.memory.peek(*key, limit, *now));
         };
         let [peek] =
             remote.operate(*key, limit, [CounterOperation::Show]).await.ok_or_else(|| unreachable(remote))?;
@@ -229,7 +228,11 @@ impl ActiveView<'_> {
     pub async fn replace(&self, counter_ref: &CounterRef<'_>, hits: u64) -> Result<Replacement, NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
         let Some(remote) = &self.limiter.remote else {
-            return Ok(self.limiter.memory.admin().replace(*key, limit, *now, hits));
+            let memory = &self.limiter.memory;
+            let before = memory.peek(*key, limit, *now);
+            // Without a cluster this memory owns all slots.
+            let _ = memory.operate(*key, limit, &CounterOperation::Set(hits), *now);
+            return Ok(Replacement { before, after: memory.peek(*key, limit, *now) });
         };
         let operations = [CounterOperation::Show, CounterOperation::Set(hits)];
         let [before, after] =
@@ -275,7 +278,7 @@ impl ActiveView<'_> {
         }
         let slots = self.limiter.memory.slots();
         let (mut limits, mut looked_at) = (Vec::new(), 0);
-        let mut after = after.map(OwnLimitPosition::slot_and_key);
+        let mut after = after.map(|OwnLimitPosition { slot, key }| (slot, key));
         let mut slot = 0;
         let mut at_once = SLOTS_AT_ONCE_MIN;
         'slots: while slot < slots {
@@ -288,7 +291,7 @@ impl ActiveView<'_> {
                     after = Some((slot, key));
                     looked_at += 1;
                     if limits.len() == most || looked_at == LOOKED_AT_MAX {
-                        return Ok((limits, Some(OwnLimitPosition::after(slot, key))));
+                        return Ok((limits, Some(OwnLimitPosition { slot, key })));
                     }
                 }
                 if has_more {
@@ -310,7 +313,7 @@ impl ActiveView<'_> {
     ) -> Result<Vec<SlotOwnLimits>, NoCounter> {
         let memory = &self.limiter.memory;
         // The operation reads no counter.
-        let limit = Limit::Classic(Classic { limit: 0, window: Unit::Second.window() });
+        let limit = Limit::Classic(Classic::new(0, Unit::Second.window()));
         let operations = slots.map(|slot| {
             let after = after.filter(|(other, _)| *other == slot).map(|(_, key)| key);
             (slot.key(memory.slots(), 0), CounterOperation::ListOwnLimits(after))
@@ -341,7 +344,7 @@ impl ActiveView<'_> {
         let memory = &self.limiter.memory;
         let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
         let Some(remote) = &self.limiter.remote else {
-            return Ok(memory.admin().dry_run(checks, self.now(), refused));
+            return Ok(memory.dry_run(checks, self.now(), refused));
         };
         if remote.is_joining() {
             return Err(LimiterError::Joining);
@@ -357,7 +360,7 @@ impl ActiveView<'_> {
             });
         };
         if decisions.is_none() && checks.iter().all(is_here) {
-            return Ok(memory.admin().dry_run(checks, self.now(), refused));
+            return Ok(memory.dry_run(checks, self.now(), refused));
         }
         let state = |(outcome, check): (&OperationOutcome, &Check<'_>)| {
             CounterState::from_outcome(check.limit, outcome, self.now())

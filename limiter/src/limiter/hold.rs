@@ -83,7 +83,7 @@ impl HoldRequest {
     /// The id.
     pub fn id(&self) -> &HoldId {
         match self {
-            Self::Reserve(terms) | Self::ChargeOnce(terms) | Self::RefundOnce(terms) => terms.id(),
+            Self::Reserve(terms) | Self::ChargeOnce(terms) | Self::RefundOnce(terms) => &terms.id,
             Self::Settle(id) => id,
         }
     }

@@ -16,7 +16,7 @@ use quick_cache::{
 };
 use tokio::sync::{Notify, watch};
 use tollgate_counter::{descriptor::Key, metrics::MetricCounter, time::Timestamp};
-use tollgate_rules::{OwnBounds, StoredTerms};
+use tollgate_rules::{OwnBounds, StoredLimit, StoredTerms};
 use tollgate_store::KeyHash;
 
 /// The memory of an entry that the settings count on, in bytes.
@@ -263,48 +263,39 @@ impl LimitCache {
     pub fn answer(&self, lookup: LimitLookup, answer: LookupAnswer, now: Timestamp) -> Result<(), String> {
         let LimitLookup { key, own, known, .. } = lookup;
         let Self { settings, stats, .. } = self;
-        let (cached, result) = match self.checked(&own, answer) {
-            Ok(LookupOutcome::Absent) => {
+        // What is known stays.
+        let invalid = |why, known| {
+            stats.invalid.increase();
+            (self.kept(key, known, settings.ttl, &own, now), Err(why))
+        };
+        let (cached, result) = match answer {
+            LookupAnswer::Absent => {
                 stats.absent.increase();
                 (self.entry(None, true, settings.absent_ttl, &own, now), Ok(()))
             }
-            Ok(LookupOutcome::Found(found)) => {
-                stats.found.increase();
-                (self.entry(Some(Arc::new(found)), true, settings.ttl, &own, now), Ok(()))
-            }
-            Ok(LookupOutcome::Unchanged) => {
+            LookupAnswer::Unchanged => {
                 stats.unchanged.increase();
                 (self.entry(known, true, settings.ttl, &own, now), Ok(()))
             }
-            // What is known stays.
-            Ok(LookupOutcome::Failed) => {
+            LookupAnswer::Failed => {
                 stats.failed.increase();
                 (self.kept(key, known, RETRY, &own, now), Ok(()))
             }
-            Err(why) => {
-                stats.invalid.increase();
-                (self.kept(key, known, settings.ttl, &own, now), Err(why))
-            }
+            LookupAnswer::Unreadable(why) => invalid(why, known),
+            LookupAnswer::Value { json, etag } => match own.stored(&json) {
+                Ok(StoredLimit { terms, expires_at }) => {
+                    stats.found.increase();
+                    let expires_at = expires_at.unwrap_or(Timestamp::MAX);
+                    let found = Some(Arc::new(KnownLimit { terms, expires_at, etag }));
+                    (self.entry(found, true, settings.ttl, &own, now), Ok(()))
+                }
+                Err(why) => invalid(why, known),
+            },
         };
         self.entries.insert(key, cached);
         // Callers that wait find the entry.
         self.pending().keys.remove(&key);
         result
-    }
-
-    /// Reads the value of an answer.
-    fn checked(&self, own: &OwnBounds, answer: LookupAnswer) -> Result<LookupOutcome, String> {
-        Ok(match answer {
-            LookupAnswer::Absent => LookupOutcome::Absent,
-            LookupAnswer::Unchanged => LookupOutcome::Unchanged,
-            LookupAnswer::Failed => LookupOutcome::Failed,
-            LookupAnswer::Unreadable(why) => return Err(why),
-            LookupAnswer::Value { json, etag } => {
-                let stored = own.stored(&json)?;
-                let expires_at = stored.expires_at.unwrap_or(Timestamp::MAX);
-                LookupOutcome::Found(KnownLimit { terms: stored.terms, expires_at, etag })
-            }
-        })
     }
 
     /// The entry of a key of which nothing new is known.
@@ -390,14 +381,6 @@ impl LimitCache {
         self.queued.notify_one();
         Some(PendingLimit(ended))
     }
-}
-
-/// What a look-up has found.
-enum LookupOutcome {
-    Absent,
-    Unchanged,
-    Found(KnownLimit),
-    Failed,
 }
 
 impl CachedLimit {

@@ -53,7 +53,7 @@ impl LimitSource {
         let mut pending = PendingLimits::default();
         let Some(cache) = &self.cache else { return pending };
         for (applied, descriptor) in applied.iter_mut().zip(&request.descriptors) {
-            let AppliedLimit::Rule(matched, _) = applied else { continue };
+            let AppliedLimit::Rule(matched, ..) = applied else { continue };
             let Some((key, found)) = find(cache, domain, matched, descriptor.entries, now) else { continue };
             match found {
                 KeyLimit::Stored(known) => applied.store(key, &known.terms, descriptor.entries, request),

@@ -13,11 +13,8 @@ use crate::limiter::{
     check_set::{AppliedLimit, CheckSet},
 };
 
-/// The default length of the list of most denied keys.
-const TOP_KEYS: usize = 1_000;
-
 /// Metrics of the limiter other than those of each rule.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct LimiterMetrics {
     /// Requests for a domain without rules.
     pub unknown_domains: MetricCounter,
@@ -39,26 +36,10 @@ pub struct LimiterMetrics {
     pub quotas: TopKeys,
 }
 
-impl Default for LimiterMetrics {
-    fn default() -> Self {
-        Self::new(TOP_KEYS)
-    }
-}
-
 impl LimiterMetrics {
     /// Empty metrics; the list of most denied keys, and that of quotas, have `top_keys` entries.
     pub fn new(top_keys: usize) -> Self {
-        Self {
-            unknown_domains: MetricCounter::default(),
-            unmatched: MetricCounter::default(),
-            unknown_examples: Examples::default(),
-            unmatched_examples: Examples::default(),
-            shadow_passes: MetricCounter::default(),
-            unknown_limits: MetricCounter::default(),
-            overrides: DecisionStats::default(),
-            denied: TopKeys::new(top_keys),
-            quotas: TopKeys::new(top_keys),
-        }
+        Self { denied: TopKeys::new(top_keys), quotas: TopKeys::new(top_keys), ..Self::default() }
     }
 
     /// Counts a request and the outcome of each descriptor.
@@ -112,10 +93,7 @@ impl LimiterMetrics {
                 self.unmatched_examples.add(&domain.name, descriptor.entries);
             }
             AppliedLimit::Override(..) => self.overrides.add(outcome),
-            AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, _) => {
-                count_rule(matched, descriptor, outcome);
-            }
-            AppliedLimit::LookedUp(matched, ..) => {
+            AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, ..) => {
                 if status.limit_unknown {
                     self.unknown_limits.increase();
                 }
@@ -221,7 +199,7 @@ mod tests {
     #[test]
     fn hits_above_80_percent_of_limit_count_as_near_limit() {
         let near = |limit: u64, after: u64, hits: u64| {
-            let limit = Limit::Classic(Classic { limit, window: Unit::Hour.window() });
+            let limit = Limit::Classic(Classic::new(limit, Unit::Hour.window()));
             let check = Check {
                 key: KeyText::new("d").key(&[], &Secret::from_bytes([0; 16])),
                 limit: &limit,

@@ -52,7 +52,7 @@ pub use limit_cache::{
     ENTRY_BYTES, LimitCache, LimitCacheSettings, LimitCacheStats, LimitLookup, LookupAnswer,
 };
 pub use metrics::LimiterMetrics;
-pub use plan::{AnswerOrPlan, CounterOutcomes, Plan};
+pub use plan::{AnswerOrPlan, Plan};
 pub use prepared::PreparedDescriptor;
 pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
 

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tollgate_counter::{algorithm::Decision, resilience::Caller, time::ClockReading};
 use tollgate_remote::{CounterCheck, CounterChecks, Remote, refund_operations};
 use tollgate_rules::{KeyedRules, MatchPosition};
-use tollgate_store::{Checks, Decisions, Refusal, RemoteDecisions, Reserved, Settled, UnknownId};
+use tollgate_store::{Checks, CounterOutcomes, Refusal, UnknownId};
 
 use crate::limiter::{
     ActiveView, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError, Override, Request, answer,
@@ -41,19 +41,8 @@ pub struct Plan {
 enum PlannedLimit {
     Nothing,
     Unlimited(MatchPosition),
-    Rule(MatchPosition),
-    LookedUp(MatchPosition, LookedUp),
+    Rule(MatchPosition, Option<LookedUp>),
     Override(Override),
-}
-
-/// What the counters of a request have answered.
-#[derive(Debug)]
-pub struct CounterOutcomes {
-    pub(super) decided: RemoteDecisions,
-    pub(super) is_held: bool,
-    pub(super) has_ended: bool,
-    // One for each deciding check of a settlement.
-    pub(super) settled: SmallVec<[Settled; 2]>,
 }
 
 /// What becomes of a request.
@@ -107,8 +96,7 @@ impl Plan {
             })
             .await;
         }
-        let decided = remote.decide(&self.checks, timeout, caller, &self.refusal).await;
-        Ok(CounterOutcomes::new(decided.map_err(LimiterError::from)?))
+        Ok(remote.decide(&self.checks, timeout, caller, &self.refusal).await.map_err(LimiterError::from)?)
     }
 
     /// Asks counters in the memory of this process, if they can decide the request.
@@ -120,7 +108,7 @@ impl Plan {
         let view = self.view(limiter);
         if self.applied.is_empty() {
             // The domain has no rules any more.
-            return Ok(Some(Decisions::default().into()));
+            return Ok(Some(CounterOutcomes::default()));
         }
         let (checks, refusal) = (self.checks(), &self.refusal);
         match &self.hold {
@@ -171,7 +159,7 @@ impl Plan {
         };
         match &self.hold {
             None => {
-                let RemoteDecisions { decisions, degraded } = &outcomes.decided;
+                let CounterOutcomes { decisions, degraded, .. } = outcomes;
                 view.recorded_answer(domain, request, &applied, &set, decisions, degraded).into()
             }
             Some(hold) => view.held_answer(hold, domain, request, &applied, &set, outcomes),
@@ -246,15 +234,8 @@ impl PlannedLimit {
         match (applied, position) {
             (AppliedLimit::Override(sent, _), _) => Self::Override(*sent),
             (AppliedLimit::Unlimited(_), Some(position)) => Self::Unlimited(position),
-            (AppliedLimit::Rule(..), Some(position)) => Self::Rule(position),
-            (AppliedLimit::LookedUp(.., looked_up), Some(position)) => Self::LookedUp(position, *looked_up),
-            (
-                AppliedLimit::Nothing
-                | AppliedLimit::Unlimited(_)
-                | AppliedLimit::Rule(..)
-                | AppliedLimit::LookedUp(..),
-                _,
-            ) => Self::Nothing,
+            (AppliedLimit::Rule(.., looked_up), Some(position)) => Self::Rule(position, *looked_up),
+            (AppliedLimit::Nothing | AppliedLimit::Unlimited(_) | AppliedLimit::Rule(..), _) => Self::Nothing,
         }
     }
 
@@ -264,13 +245,9 @@ impl PlannedLimit {
         let applied = match self {
             Self::Nothing => None,
             Self::Unlimited(position) => rules.match_at(position).map(AppliedLimit::Unlimited),
-            Self::Rule(position) => rules.match_at(position).and_then(|matched| {
+            Self::Rule(position, looked_up) => rules.match_at(position).and_then(|matched| {
                 let limit = RequestLimit::new(Cow::Borrowed(matched.rule.limit()?), Charging::AsRules);
-                Some(AppliedLimit::Rule(matched, limit))
-            }),
-            Self::LookedUp(position, looked_up) => rules.match_at(position).and_then(|matched| {
-                let limit = RequestLimit::new(Cow::Borrowed(matched.rule.limit()?), Charging::AsRules);
-                Some(AppliedLimit::LookedUp(matched, limit, looked_up))
+                Some(AppliedLimit::Rule(matched, limit, looked_up))
             }),
             Self::Override(sent) => Some(AppliedLimit::from_override(sent, Charging::AsRules)),
         };
@@ -298,38 +275,15 @@ impl RemoteCaller<'_> {
         let Self { remote, timeout, caller } = self;
         Ok(match hold {
             HoldRequest::Reserve(terms) | HoldRequest::ChargeOnce(terms) => {
-                remote.reserve(checks, terms, timeout, caller, refusal.clone()).await?.into()
+                remote.reserve(checks, terms, timeout, caller, refusal.clone()).await?
             }
             HoldRequest::RefundOnce(terms) => {
                 remote.refund_once(refund_operations(checks, terms), timeout, caller).await?.into()
             }
             HoldRequest::Settle(id) => {
-                CounterOutcomes::from_settled(remote.settle(checks, id, unknown, timeout, caller).await?)
+                let settled = remote.settle(checks, id, unknown, timeout, caller).await?;
+                CounterOutcomes { settled, ..CounterOutcomes::default() }
             }
         })
-    }
-}
-
-impl CounterOutcomes {
-    /// The decisions on a request that holds nothing.
-    fn new(decided: RemoteDecisions) -> Self {
-        Self { decided, is_held: false, has_ended: false, settled: SmallVec::new() }
-    }
-
-    /// The outcomes of a settlement.
-    pub(super) fn from_settled(settled: SmallVec<[Settled; 2]>) -> Self {
-        Self { settled, ..Decisions::default().into() }
-    }
-}
-
-impl From<Decisions> for CounterOutcomes {
-    fn from(decisions: Decisions) -> Self {
-        Self::new(RemoteDecisions { decisions, degraded: SmallVec::new() })
-    }
-}
-
-impl From<Reserved> for CounterOutcomes {
-    fn from(Reserved { is_held, has_ended, decisions }: Reserved) -> Self {
-        Self { is_held, has_ended, ..decisions.into() }
     }
 }

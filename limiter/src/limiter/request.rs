@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::Operation, descriptor::Entry};
+use tollgate_counter::{
+    algorithm::{Classic, Limit, Operation},
+    descriptor::Entry,
+};
 use tollgate_rules::Unit;
 
 /// One request: descriptors of one domain, decided together. Its content is valid.
@@ -25,18 +28,11 @@ pub(super) struct OwnedRequest {
     // The key and the value of each entry of all descriptors, one after the other, and their lengths.
     text: Box<[u8]>,
     entries: SmallVec<[(usize, usize); 2]>,
-    descriptors: SmallVec<[OwnedDescriptor; 1]>,
+    // Of each descriptor the number of its entries, its operation and its override.
+    descriptors: SmallVec<[(usize, Operation, Option<Override>); 1]>,
     timeout: Option<Duration>,
     turn_timeout: Option<Duration>,
     charging: Charging,
-}
-
-/// A descriptor of an [`OwnedRequest`], which has its entries.
-#[derive(Debug)]
-struct OwnedDescriptor {
-    entries: usize,
-    operation: Operation,
-    limit: Option<Override>,
 }
 
 /// What a refused request charges.
@@ -95,6 +91,13 @@ pub enum RequestError {
         /// The unit that was sent.
         number: i32,
     },
+}
+
+impl Override {
+    /// The limit.
+    pub(super) fn limit(self) -> Limit {
+        Limit::Classic(Classic::new(self.requests_per_unit.into(), self.unit.window()))
+    }
 }
 
 impl<'a> Request<'a> {
@@ -175,7 +178,7 @@ impl<'a> Request<'a> {
         });
         let descriptor = |descriptor: &Descriptor<'_>| {
             let Descriptor { entries, operation, limit } = *descriptor;
-            OwnedDescriptor { entries: entries.len(), operation, limit }
+            (entries.len(), operation, limit)
         };
         OwnedRequest {
             domain: self.domain.into(),
@@ -206,8 +209,7 @@ impl OwnedRequest {
         let entry = |(key, value): &(usize, usize)| Entry { key: part(*key), value: part(*value) };
         let entries: SmallVec<[Entry<'_>; 4]> = self.entries.iter().map(entry).collect();
         let mut rest = &*entries;
-        let descriptors = self.descriptors.iter().map(|descriptor| {
-            let OwnedDescriptor { entries: number, operation, limit } = *descriptor;
+        let descriptors = self.descriptors.iter().map(|&(number, operation, limit)| {
             let (entries, others) = rest.split_at(number);
             rest = others;
             Descriptor { entries, operation, limit }

@@ -6,11 +6,10 @@ use tollgate_remote::{
     settled,
 };
 use tollgate_rules::KeyedDomain;
-use tollgate_store::{Checks, HoldTerms, Refusal, RemoteDecisions, ReserveError, Reserved, UnknownId};
+use tollgate_store::{Checks, CounterOutcomes, HoldTerms, Refusal, ReserveError, UnknownId};
 
 use crate::limiter::{
-    ActiveView, AnswerOrPlan, CounterOutcomes, HeldAnswer, HoldError, HoldRequest, LimiterError, Request,
-    answer,
+    ActiveView, AnswerOrPlan, HeldAnswer, HoldError, HoldRequest, LimiterError, Request, answer,
     check_set::{AppliedLimit, CheckSet, applied_limits},
     plan::RemoteCaller,
 };
@@ -95,7 +94,7 @@ impl ActiveView<'_> {
     ) -> Result<Option<CounterOutcomes>, HoldError> {
         match hold {
             HoldRequest::Reserve(terms) | HoldRequest::ChargeOnce(terms) => {
-                Ok(self.reserve_here(checks, terms, refusal)?.map(CounterOutcomes::from))
+                self.reserve_here(checks, terms, refusal)
             }
             // Counters that are here are asked by the cluster too: the owner may have reported them as exhausted.
             HoldRequest::RefundOnce(_) | HoldRequest::Settle(_) if self.limiter.remote.is_some() => Ok(None),
@@ -105,7 +104,7 @@ impl ActiveView<'_> {
             }
             HoldRequest::Settle(id) => {
                 let outcomes = self.operate_here(&settle_operations(checks, id, unknown(sent)))?;
-                Ok(Some(CounterOutcomes::from_settled(settled(&outcomes)?)))
+                Ok(Some(CounterOutcomes { settled: settled(&outcomes)?, ..CounterOutcomes::default() }))
             }
         }
     }
@@ -116,7 +115,7 @@ impl ActiveView<'_> {
         checks: &Checks<'_>,
         terms: &HoldTerms,
         refusal: &Refusal,
-    ) -> Result<Option<Reserved>, HoldError> {
+    ) -> Result<Option<CounterOutcomes>, HoldError> {
         if self.limiter.has_no_counters() {
             return Ok(None);
         }
@@ -173,9 +172,9 @@ impl ActiveView<'_> {
         if let HoldRequest::Settle(_) = hold {
             return HeldAnswer::from_settled(applied, set, &outcomes.settled);
         }
-        let RemoteDecisions { decisions, degraded } = &outcomes.decided;
+        let CounterOutcomes { ref decisions, ref degraded, is_held, has_ended, .. } = *outcomes;
         let answer = self.recorded_answer(domain, request, applied, set, decisions, degraded);
-        HeldAnswer { is_held: outcomes.is_held, has_ended: outcomes.has_ended, ..answer.into() }
+        HeldAnswer { is_held, has_ended, ..answer.into() }
     }
 }
 

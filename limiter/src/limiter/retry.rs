@@ -2,9 +2,9 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use tollgate_counter::algorithm::{Classic, Limit};
+use tollgate_counter::algorithm::Limit;
 
-use crate::limiter::{Answer, Descriptor, Modes, Override, Request, Status};
+use crate::limiter::{Answer, Descriptor, Modes, Request, Status};
 
 /// When a request would pass if it were sent again and nothing else happened. The order is that of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,12 +83,9 @@ impl Status<'_> {
 
     /// The limit that has decided on `descriptor`.
     fn applied(&self, descriptor: &Descriptor<'_>) -> Option<Cow<'_, Limit>> {
-        let sent = |Override { requests_per_unit, unit }: Override| {
-            Limit::Classic(Classic { limit: requests_per_unit.into(), window: unit.window() })
-        };
         match self.rule {
             Some(rule) => rule.limit().map(Cow::Borrowed),
-            None => descriptor.limit.map(|limit| Cow::Owned(sent(limit))),
+            None => descriptor.limit.map(|sent| Cow::Owned(sent.limit())),
         }
     }
 

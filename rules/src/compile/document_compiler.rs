@@ -6,13 +6,15 @@ use rustc_hash::FxHashSet;
 use tollgate_counter::{algorithm::Limit, printable::escaped};
 
 use crate::{
-    Allowance, DESCRIPTORS_MAX, GroupedKey, OwnBounds, Problems, Rule, RuleOptions, Trial,
+    Allowance, DESCRIPTORS_MAX, GroupedKey, OnOwnerUnavailable, OwnBounds, Problems, Rule, RuleOptions,
+    Trial,
     diagnostics::{Diagnostics, Location, RuleOrigin},
-    file::{DescriptorDraft, RateLimitDraft},
+    file::{DescriptorDraft, KeyValues},
     limit::{self, RuleTerms},
     overlay::{MatchingRules, Overlay, OverlayRule},
+    pattern::Pattern,
     prefix_tree::{MatchKind, TreeLevel, TreeNode, composite},
-    quotas::{self, SharedKey},
+    quotas,
     reader::Located,
     stats::StatsHandle,
     yaml::{self, quote},
@@ -39,8 +41,8 @@ pub(super) struct ParentLevel {
     pub(super) is_descriptor: bool,
     // Those of the path.
     pub(super) groups: Vec<GroupedKey>,
-    // Those of the path, also that of the descriptor.
-    pub(super) shared: Vec<SharedKey>,
+    // The descriptors of the path whose values share a counter, also that of the descriptor.
+    pub(super) shared: Vec<Pattern>,
     // The rules of the overlay that match the path.
     pub(super) matching: MatchingRules,
 }
@@ -92,7 +94,7 @@ impl DocumentCompiler<'_> {
         }
         self.flags(&draft, &composite);
         let is_shared = draft.share_threshold.as_ref().is_some_and(|boolean| boolean.value);
-        let own = is_shared.then(|| SharedKey::new(key, &draft.value));
+        let own = if is_shared { Pattern::parse(&composite) } else { None };
         let shared = parent.shared.iter().cloned().chain(own).collect();
         let mut here =
             ParentLevel { path, is_descriptor: true, groups: parent.groups.clone(), shared, matching };
@@ -210,11 +212,11 @@ impl DocumentCompiler<'_> {
     /// Adds a rule and returns its index.
     fn rule(
         &mut self,
-        mut limit: RateLimitDraft,
+        mut limit: KeyValues,
         draft: &mut DescriptorDraft<'_>,
         here: &ParentLevel,
     ) -> Option<usize> {
-        for replaced in &limit.replaces {
+        for replaced in limit.replaces() {
             if limit.name() == Some(&*replaced.value) {
                 self.diagnostics
                     .add(replaced.mark, "`replaces` names the limit itself; it takes the names of others");
@@ -223,7 +225,7 @@ impl DocumentCompiler<'_> {
         }
         self.names.extend(limit.name().map(str::to_owned));
         if let Some(numbers) = self.trial.and_then(|trial| trial.numbers.get(&here.path)) {
-            limit.set_numbers(*numbers);
+            numbers.iter().for_each(|(name, number)| limit.set(name, *number));
         }
         let (limit, terms, overlay) = match self.overlaid(&limit, draft, here) {
             Some((with_overlay, terms, rule)) => {
@@ -243,7 +245,7 @@ impl DocumentCompiler<'_> {
         let DescriptorTerms { rule: terms, candidate, own } = terms?;
         // Otherwise they are in another file.
         if let (Allowance::Limited(limited), None) = (&terms.allowance, &overlay) {
-            quotas::check_floors(&limit.quotas, limited, &mut self.warnings);
+            quotas::check_floors(limit.quotas(), limited, &mut self.warnings);
         }
         let set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
         let lease = limit.boolean("lease").is_none_or(|lease| lease.value);
@@ -252,23 +254,26 @@ impl DocumentCompiler<'_> {
             name: limit.name().map(str::to_owned),
             candidate,
             quota_unit: limit.text("quota_unit").map(|unit| unit.value.clone()),
-            replaces: limit.replaces.into_iter().map(|replaced| replaced.value).collect(),
+            replaces: limit.replaces().iter().map(|replaced| replaced.value.clone()).collect(),
             groups: here.groups.iter().cloned().chain(draft.grouped_key()).collect(),
             metadata: draft.metadata.take().map(|metadata| metadata.value),
-            quotas: limit.quotas.into_iter().map(|quota| quota.value).collect(),
+            quotas: limit.quotas().iter().map(|quota| quota.value.clone()).collect(),
             own: own.map(Arc::new),
             overlay,
         };
         self.rules.push(Rule {
             path: here.path.as_str().into(),
             allowance: terms.allowance,
-            on_owner_unavailable: limit.on_owner_unavailable.map(|what| what.value).unwrap_or_default(),
+            on_owner_unavailable: limit
+                .choice("on_owner_unavailable", &OnOwnerUnavailable::NAMED)
+                .map(|what| what.value)
+                .unwrap_or_default(),
             lease,
             shadow_mode: set(&draft.shadow_mode) || self.trial.is_some_and(|trial| trial.shadow_mode),
             quota_mode: set(&draft.quota_mode),
             detailed_metric: set(&draft.detailed_metric),
             is_hidden,
-            denial_body: limit.denial_body.map(|body| Arc::new(body.value)),
+            denial_body: limit.denial_body().cloned().map(Arc::new),
             displayed_limit: terms.displayed_limit,
             location: self.diagnostics.location(limit.mark),
             options: options.boxed(),
@@ -280,10 +285,10 @@ impl DocumentCompiler<'_> {
     /// The limit with what the overlay adds to it; `None` if the overlay adds nothing, or does not fit.
     fn overlaid(
         &mut self,
-        limit: &RateLimitDraft,
+        limit: &KeyValues,
         draft: &DescriptorDraft<'_>,
         here: &ParentLevel,
-    ) -> Option<(RateLimitDraft, DescriptorTerms, &OverlayRule)> {
+    ) -> Option<(KeyValues, DescriptorTerms, &OverlayRule)> {
         let overlay = self.overlay?;
         let index = overlay.first(&here.matching)?;
         self.overlay_use.matched[index] = true;
@@ -331,10 +336,10 @@ struct DescriptorTerms {
 
 impl DescriptorTerms {
     /// `None` after reporting a problem.
-    fn read(draft: &RateLimitDraft, shared: &[SharedKey], diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        quotas::check_pairs(&draft.quotas, shared, diagnostics);
+    fn read(draft: &KeyValues, shared: &[Pattern], diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+        quotas::check_pairs(draft.quotas(), shared, diagnostics);
         let rule = limit::terms(draft, diagnostics);
-        let tried = draft.candidate.as_ref();
+        let tried = draft.mapping("candidate");
         let candidate = tried
             .map(|tried| limit::candidate(tried, diagnostics))
             .map_or(Some(None), |limit| limit.map(Some));

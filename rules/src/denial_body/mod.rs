@@ -2,7 +2,7 @@
 
 use crate::{
     denial_body::{
-        template::{JsonTemplate, OFF, PROBLEM, TemplateContent},
+        template::{JsonTemplate, OFF, TemplateContent},
         text::{Escaping, TemplateText},
     },
     diagnostics::Diagnostics,
@@ -18,22 +18,12 @@ pub use template::DenialBody;
 pub use template::DenialTemplate;
 pub use text::{DenialValues, Variable};
 
-/// The values of `denial_body` that are no mapping.
-pub(crate) const FORMATS: [(&str, BodyFormat); 2] = [(OFF, BodyFormat::Off), (PROBLEM, BodyFormat::Problem)];
-
 /// The maximum size of a template, in bytes.
 const TEMPLATE_BYTES_MAX: usize = 16 << 10;
 /// The maximum length of a content type, in bytes.
 const CONTENT_TYPE_BYTES_MAX: usize = 256;
 const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
-
-/// A body without a template.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum BodyFormat {
-    Off,
-    Problem,
-}
 
 /// The value of `denial_body`; `None` if it is absent, or after reporting a problem.
 pub(crate) fn denial_body(
@@ -44,9 +34,9 @@ pub(crate) fn denial_body(
     let value = match &pair.value.value {
         YamlValue::Mapping(_) => DenialBody::Template(template(&pair.value, diagnostics)?),
         YamlValue::Scalar(_) | YamlValue::List(_) | YamlValue::Unreadable => {
-            match fields.choice("denial_body", &FORMATS, str::eq, diagnostics)?.value {
-                BodyFormat::Off => DenialBody::Off,
-                BodyFormat::Problem => DenialBody::Problem,
+            match fields.choice("denial_body", diagnostics)?.value {
+                OFF => DenialBody::Off,
+                _problem => DenialBody::Problem,
             }
         }
     };

@@ -132,7 +132,7 @@ fn separate(index: usize, out: &mut String) {
 
 /// The values of `denial_body` in rule files that are no mapping.
 pub(super) const OFF: &str = "off";
-pub(super) const PROBLEM: &str = "problem";
+const PROBLEM: &str = "problem";
 
 /// The body of refusals by a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,15 +1,15 @@
-//! Rules with buckets.
+//! Rules with buckets and queues.
 
 use std::{num::NonZeroU64, time::Duration};
 
-use tollgate_counter::algorithm::{Excess, Limit, Rate, Span, SteppedBucket, TokenBucket};
+use tollgate_counter::algorithm::{Excess, LeakyQueue, Limit, Rate, Span, SteppedBucket, TokenBucket};
 
 use crate::{
     Allowance, DisplayedLimit,
     diagnostics::Diagnostics,
-    file::RateLimitDraft,
+    file::KeyValues,
     limit::{
-        KeyValue, RuleTerms, period,
+        RuleTerms, period,
         terms::{AtRate, debt, excess},
     },
     reader::Located,
@@ -18,7 +18,7 @@ use crate::{
 
 /// A bucket that refills evenly: `requests` tokens in each period.
 pub(super) fn token_bucket(
-    draft: &RateLimitDraft,
+    draft: &KeyValues,
     AtRate { period, requests, excess }: AtRate,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<TokenBucket> {
@@ -26,14 +26,14 @@ pub(super) fn token_bucket(
         let rate = Rate::new(NonZeroU64::MIN, period.nanos());
         return Some(TokenBucket { rate, burst: 0, excess: Excess::Refuse });
     };
-    let burst = match (draft.integer("burst"), draft.given("burst")) {
-        (None, None) => requests,
-        (None, Some(_reported)) => return None,
-        (Some(Located { value: 0, mark }), _) => {
+    let burst = match draft.integer("burst") {
+        None if draft.given("burst").is_none() => requests,
+        None => return None,
+        Some(Located { value: 0, mark }) => {
             diagnostics.add(*mark, "`burst` is at least 1; to let nothing pass, set `requests_per_unit: 0`");
             return None;
         }
-        (Some(burst), _) => burst.value,
+        Some(burst) => burst.value,
     };
     let rate = Rate::new(hits, period.nanos());
     let max = burst.saturating_add(debt(excess));
@@ -42,7 +42,7 @@ pub(super) fn token_bucket(
 
 /// A bucket that refills in steps.
 pub(super) fn stepped_bucket(
-    draft: &RateLimitDraft,
+    draft: &KeyValues,
     steps: Mark,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<RuleTerms> {
@@ -56,12 +56,8 @@ pub(super) fn stepped_bucket(
             .add(steps, "`burst` is missing; with steps it must say how many tokens a full bucket holds");
     }
     let amount = at_least_one(draft, "refill_amount", diagnostics);
-    let interval = draft
-        .text("refill_interval")
-        .and_then(|text| {
-            period::nanos(text, "refill_interval", period::NANOS_MIN, period::NANOS_MAX, diagnostics)
-        })
-        .and_then(NonZeroU64::new);
+    let range = [period::NANOS_MIN, period::NANOS_MAX];
+    let interval = period::time(draft, "refill_interval", range, None, diagnostics).and_then(NonZeroU64::new);
     let burst = at_least_one(draft, "burst", diagnostics).map(NonZeroU64::get);
     let excess = excess(draft, burst.unwrap_or_default(), diagnostics);
     let amount = amount?;
@@ -77,7 +73,7 @@ pub(super) fn stepped_bucket(
     })
 }
 
-fn at_least_one(draft: &RateLimitDraft, name: &str, diagnostics: &mut Diagnostics<'_>) -> Option<NonZeroU64> {
+fn at_least_one(draft: &KeyValues, name: &str, diagnostics: &mut Diagnostics<'_>) -> Option<NonZeroU64> {
     let number = draft.integer(name)?;
     let positive = NonZeroU64::new(number.value);
     if positive.is_none() {
@@ -86,24 +82,39 @@ fn at_least_one(draft: &RateLimitDraft, name: &str, diagnostics: &mut Diagnostic
     positive
 }
 
-/// The keys of a bucket that refills evenly.
-pub(super) fn keys(bucket: &TokenBucket) -> Vec<(&'static str, KeyValue)> {
-    // A bucket that lets nothing pass has `requests_per_unit: 0` instead.
-    let burst = (bucket.burst > 0).then_some(("burst", KeyValue::Number(bucket.burst)));
-    burst.into_iter().collect()
-}
-
-/// The keys of a bucket that refills in steps.
-pub(super) fn stepped_keys(bucket: &SteppedBucket) -> Vec<(&'static str, KeyValue)> {
-    vec![
-        ("burst", KeyValue::Number(bucket.burst)),
-        ("refill_amount", KeyValue::Number(bucket.amount.get())),
-        ("refill_interval", KeyValue::Time(Duration::from_nanos(bucket.interval.get()))),
-    ]
+/// A queue that `requests` leave in each period.
+pub(super) fn leaky_queue(
+    draft: &KeyValues,
+    AtRate { period, requests, .. }: AtRate,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<Limit> {
+    if draft.given("burst").is_none() {
+        diagnostics.add(
+            draft.mark,
+            "`burst` is missing; with `leaky_queue` it must say how many may wait; 0 lets no request wait",
+        );
+    }
+    let max_delay = match draft.given("max_delay") {
+        None => None,
+        Some(_) => Some(period::time(draft, "max_delay", [0, period::NANOS_MAX], None, diagnostics)?),
+    };
+    let max_delay = max_delay.map(Duration::from_nanos);
+    let burst = draft.integer("burst")?.value;
+    let Some(hits) = NonZeroU64::new(requests) else {
+        let rate = Rate::new(NonZeroU64::MIN, period.nanos());
+        return Some(Limit::LeakyQueue(LeakyQueue { rate, burst: None, max_delay, timeout: None }));
+    };
+    let rate = Rate::new(hits, period.nanos());
+    if rate.nanos_for(burst.saturating_add(1)) > u128::from(Span::NANOS_MAX) {
+        let mark = draft.given("burst").unwrap_or(draft.mark);
+        diagnostics.add(mark, "a full queue takes more than 100 years to leave at this rate; lower `burst`");
+        return None;
+    }
+    Some(Limit::LeakyQueue(LeakyQueue { rate, burst: Some(burst), max_delay, timeout: None }))
 }
 
 /// Whether everything that can be taken is refilled within the longest span; reported if not.
-fn comes_back(nanos: u128, draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -> bool {
+fn comes_back(nanos: u128, draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> bool {
     let fits = nanos <= u128::from(Span::NANOS_MAX);
     if !fits {
         let mark = draft.given("overdraft_limit").or(draft.given("burst")).unwrap_or(draft.mark);

@@ -5,7 +5,7 @@ use tollgate_counter::algorithm::{Admission, AlgorithmName, Limit};
 use crate::{
     Allowance, DisplayedLimit,
     diagnostics::Diagnostics,
-    file::{GivenKey, RateLimitDraft},
+    file::{GivenKey, KeyValues},
     keys::{self, AppliesTo},
     reader::Located,
     yaml::quote,
@@ -16,14 +16,13 @@ mod concurrency;
 mod own;
 mod penalty;
 mod period;
-mod queue;
 mod terms;
 mod value;
 mod windows;
 
 pub(crate) use own::own_bounds;
 pub(crate) use terms::RuleTerms;
-pub use value::KeyValue;
+pub use value::{KeyValue, algorithm_keys};
 
 use terms::at_rate;
 
@@ -31,7 +30,7 @@ use terms::at_rate;
 const QUOTA_UNIT_MAX: usize = 64;
 
 /// The terms of a rule; `None` after reporting a problem.
-pub(crate) fn terms(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
+pub(crate) fn terms(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
     let misplaced = draft.given.iter().filter_map(|given| misuse(draft, given)).chain(contradictions(draft));
     let misplaced: Vec<_> = misplaced.chain(unfit_quota_unit(draft)).collect();
     let all_fit = misplaced.is_empty();
@@ -56,11 +55,11 @@ pub(crate) fn terms(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -
 
 /// The terms of a rule by its algorithm; classic without one. `all_fit`: whether all its keys belong to the algorithm.
 fn terms_by_algorithm(
-    draft: &RateLimitDraft,
+    draft: &KeyValues,
     all_fit: bool,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<RuleTerms> {
-    let Some(algorithm) = draft.algorithm.as_ref().map(|algorithm| algorithm.value) else {
+    let Some(algorithm) = draft.algorithm() else {
         let is_classic = draft.given("algorithm").is_none();
         return at_rate(draft, diagnostics, |rate, _| is_classic.then(|| windows::classic(rate)));
     };
@@ -79,7 +78,7 @@ fn terms_by_algorithm(
             buckets::token_bucket(draft, rate, problems).map(Limit::LeakyBucket)
         }),
         AlgorithmName::LeakyQueue => {
-            at_rate(draft, diagnostics, |rate, problems| queue::leaky_queue(draft, rate, problems))
+            at_rate(draft, diagnostics, |rate, problems| buckets::leaky_queue(draft, rate, problems))
         }
         // Which keys are missing depends on those that do not fit.
         AlgorithmName::Concurrency if !all_fit => None,
@@ -87,25 +86,8 @@ fn terms_by_algorithm(
     }
 }
 
-/// The keys of a rule that only some algorithms have, as written in a rule file.
-pub fn algorithm_keys(limit: &Limit) -> Vec<(&'static str, KeyValue)> {
-    match limit {
-        Limit::Classic(_) | Limit::FixedWindow(_) | Limit::SlidingWindow(_) => Vec::new(),
-        Limit::SlidingLog(log) => windows::log_keys(log),
-        Limit::TokenBucket(bucket) | Limit::LeakyBucket(bucket) => buckets::keys(bucket),
-        Limit::SteppedBucket(bucket) => buckets::stepped_keys(bucket),
-        Limit::LeakyQueue(queue) => queue::keys(queue),
-        Limit::Concurrency(limit) => concurrency::keys(limit),
-        Limit::Penalized(penalized) => {
-            let mut keys = algorithm_keys(penalized.limit());
-            keys.push(("penalty", KeyValue::Penalty(*penalized.penalty())));
-            keys
-        }
-    }
-}
-
 /// The limit of a `candidate`; `None` after reporting a problem.
-pub(crate) fn candidate(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -> Option<Limit> {
+pub(crate) fn candidate(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Option<Limit> {
     let mut fits = true;
     for key in keys::NOT_IN_CANDIDATE {
         if let Some(mark) = draft.given(key) {
@@ -123,7 +105,7 @@ pub(crate) fn candidate(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_
 /// Whether a rule and its candidate read the same calls: those of a concurrency limit take and free places, those of
 /// any other limit count hits. Reported if not.
 pub(crate) fn candidate_fits(
-    draft: &RateLimitDraft,
+    draft: &KeyValues,
     rule: &RuleTerms,
     candidate: &Limit,
     diagnostics: &mut Diagnostics<'_>,
@@ -149,7 +131,7 @@ pub(crate) fn candidate_fits(
 }
 
 /// A `quota_unit` that no string of a response header can have.
-fn unfit_quota_unit(draft: &RateLimitDraft) -> Option<Located<String>> {
+fn unfit_quota_unit(draft: &KeyValues) -> Option<Located<String>> {
     let unit = draft.text("quota_unit")?;
     let fits = (1..=QUOTA_UNIT_MAX).contains(&unit.value.len())
         && unit.value.bytes().all(|byte| byte.is_ascii_graphic());
@@ -161,9 +143,9 @@ fn unfit_quota_unit(draft: &RateLimitDraft) -> Option<Located<String>> {
 }
 
 /// The problem of this key with the algorithm or with `unlimited`.
-fn misuse(draft: &RateLimitDraft, given: &GivenKey) -> Option<Located<String>> {
+fn misuse(draft: &KeyValues, given: &GivenKey) -> Option<Located<String>> {
     let name = given.key.name;
-    let algorithm = draft.algorithm.as_ref().map(|algorithm| algorithm.value);
+    let algorithm = draft.algorithm();
     let names = |some: &[AlgorithmName]| keys::quoted_list(some.iter().map(|name| name.name()));
     let value = match (given.key.applies_to, algorithm) {
         (AppliesTo::Any, _) => return None,
@@ -199,7 +181,7 @@ fn misuse(draft: &RateLimitDraft, given: &GivenKey) -> Option<Located<String>> {
 }
 
 /// The problems of mutually exclusive keys.
-fn contradictions(draft: &RateLimitDraft) -> Vec<Located<String>> {
+fn contradictions(draft: &KeyValues) -> Vec<Located<String>> {
     if draft.is_unlimited() {
         return Vec::new();
     }

@@ -7,22 +7,24 @@ use tollgate_counter::algorithm::Limit;
 use crate::{
     Allowance, OwnBounds, OwnNumbers, Problems,
     diagnostics::{Diagnostics, RuleOrigin},
-    file::{OwnDraft, RateLimitDraft},
+    file::KeyValues,
     limit,
-    own::{ChangedNumbers, ChangedPeriod, StoredTerms},
+    own::StoredTerms,
 };
 
 /// The bounds of the numbers that keys of a rule may have, whose limit is `limit`. Problems are reported.
 pub(crate) fn own_bounds(
-    draft: &RateLimitDraft,
+    draft: &KeyValues,
     limit: &Limit,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<OwnBounds> {
-    let OwnDraft { mark, bounds, unlimited, is_from_source } = draft.own.as_ref()?;
-    let without_own = RateLimitDraft { own: None, quotas: Vec::new(), candidate: None, ..draft.clone() };
-    for (name, max) in bounds {
+    let own = draft.mapping("own")?;
+    let max = |name| Some((name, own.mapping(name)?.integer("max")?));
+    let bounds: Vec<_> = OwnNumbers::NAMES.into_iter().filter_map(max).collect();
+    let without_own = draft.without(&["own", "quotas", "candidate"]);
+    for (name, max) in &bounds {
         let may_be_added = || {
-            let with = compile(&without_own, ChangedNumbers { numbers: &[(name, 1)], period: None });
+            let with = compile(&without_own, &[(name, 1)], None);
             *name == "burst" && with.is_ok_and(|with| with.limit.kind() == limit.kind())
         };
         if draft.given(name).is_none() && !may_be_added() {
@@ -32,14 +34,16 @@ pub(crate) fn own_bounds(
         }
     }
     let given = OwnNumbers::NAMES.into_iter().filter(|name| draft.given(name).is_some()).collect();
-    let bounds = bounds.iter().map(|(name, max)| (*name, max.value)).collect();
-    let compile = Arc::new(move |changed: ChangedNumbers<'_>| compile(&without_own, changed));
-    let own = OwnBounds::new(bounds, *unlimited, given, free_period(limit), compile.clone());
-    match compile(ChangedNumbers { numbers: own.largest(), period: None }) {
-        Ok(_) if *is_from_source => Some(own.with_source(limit)),
+    let bounds = bounds.into_iter().map(|(name, max)| (name, max.value)).collect();
+    let compile = Arc::new(move |numbers: &[_], window: Option<&str>| compile(&without_own, numbers, window));
+    let is_from_source = own.given("from").is_some();
+    let mark = own.mark;
+    let own = OwnBounds::new(bounds, own.is_set("unlimited"), given, free_period(limit), compile.clone());
+    match compile(own.largest(), None) {
+        Ok(_) if is_from_source => Some(own.with_source(limit)),
         Ok(_) => Some(own),
         Err(why) => {
-            diagnostics.add(*mark, format!("the largest numbers of a key do not fit the rule: {why}"));
+            diagnostics.add(mark, format!("the largest numbers of a key do not fit the rule: {why}"));
             None
         }
     }
@@ -62,14 +66,16 @@ fn free_period(limit: &Limit) -> Option<u64> {
 }
 
 /// The terms of a rule with other numbers.
-fn compile(draft: &RateLimitDraft, changed: ChangedNumbers<'_>) -> Result<StoredTerms, String> {
+fn compile(
+    draft: &KeyValues,
+    numbers: &[(&'static str, u64)],
+    window: Option<&str>,
+) -> Result<StoredTerms, String> {
     let mut draft = draft.clone();
-    match changed.period {
-        Some(ChangedPeriod::Unit(unit)) => draft.set_unit(unit),
-        Some(ChangedPeriod::Window(window)) => draft.set_window(window),
-        None => {}
+    if let Some(window) = window {
+        draft.set_window(window);
     }
-    changed.numbers.iter().for_each(|(name, number)| draft.set(name, *number));
+    numbers.iter().for_each(|(name, number)| draft.set(name, *number));
     let mut problems = Problems::default();
     let origin = RuleOrigin::File("own".to_owned().into());
     let terms = limit::terms(&draft, &mut Diagnostics::new(origin.into(), &mut problems));

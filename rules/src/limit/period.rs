@@ -8,8 +8,8 @@ use tollgate_counter::algorithm::{Calendar, CalendarUnit, Span, Window};
 use crate::{
     Unit,
     diagnostics::Diagnostics,
-    file::{self, RateLimitDraft},
-    keys,
+    file::KeyValues,
+    keys::{self, WEEKDAYS},
     reader::Located,
     yaml::{Mark, quote},
 };
@@ -24,10 +24,10 @@ pub(super) struct Period {
 
 impl Period {
     /// Reads `unit`, `unit_multiplier`, `window` and `calendar`.
-    pub(super) fn read(draft: &RateLimitDraft, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    pub(super) fn read(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         if draft.given("window").is_some() {
-            let span = window(draft.text("window")?, diagnostics)?;
-            return Some(Self { span, unit: None, calendar: None });
+            let nanos = time(draft, "window", [NANOS_MIN, NANOS_MAX], None, diagnostics)?;
+            return Some(Self { span: Span::from_nanos(nanos)?, unit: None, calendar: None });
         }
         if draft.given("unit").is_none() {
             let names = keys::quoted_list(Unit::ALL.iter().map(|unit| unit.name()));
@@ -35,9 +35,9 @@ impl Period {
                 .add(draft.mark, format!("`unit` is missing; it is one of {names}, or give a `window`"));
             return None;
         }
-        let unit = draft.unit.as_ref()?;
+        let unit = draft.choice("unit", &Unit::NAMED)?;
         if draft.given("calendar").is_some() {
-            let calendar = calendar(unit, draft.calendar.as_ref()?, diagnostics)?;
+            let calendar = calendar(&unit, draft.mapping("calendar")?, diagnostics)?;
             return Some(Self { span: unit.value.span(), unit: None, calendar: Some(calendar) });
         }
         multiplied(draft, unit.value, diagnostics)
@@ -54,7 +54,7 @@ impl Period {
     }
 }
 
-fn multiplied(draft: &RateLimitDraft, unit: Unit, diagnostics: &mut Diagnostics<'_>) -> Option<Period> {
+fn multiplied(draft: &KeyValues, unit: Unit, diagnostics: &mut Diagnostics<'_>) -> Option<Period> {
     match (draft.integer("unit_multiplier"), draft.given("unit_multiplier")) {
         (None, Some(_reported)) => None,
         (None, None) | (Some(Located { value: 1, .. }), _) => {
@@ -70,24 +70,21 @@ fn multiplied(draft: &RateLimitDraft, unit: Unit, diagnostics: &mut Diagnostics<
     }
 }
 
-fn window(text: &Located<String>, diagnostics: &mut Diagnostics<'_>) -> Option<Span> {
-    Span::from_nanos(nanos(text, "window", NANOS_MIN, NANOS_MAX, diagnostics)?)
-}
-
 /// The shortest time that most keys accept.
 pub(super) const NANOS_MIN: u64 = Span::NANOS_MIN;
 /// The longest time that most keys accept.
 pub(super) const NANOS_MAX: u64 = Span::NANOS_MAX;
 
-/// The nanoseconds of a time in whole milliseconds, from `min` to `max`.
-pub(super) fn nanos(
-    text: &Located<String>,
+/// The nanoseconds of a key that takes a time in whole milliseconds, from `min` to `max`; the default if it is absent.
+pub(super) fn time(
+    draft: &KeyValues,
     key: &str,
-    min: u64,
-    max: u64,
+    [min, max]: [u64; 2],
+    default: Option<u64>,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<u64> {
     const MILLISECOND: u64 = 1_000_000;
+    let Some(text) = draft.text(key) else { return default.filter(|_| draft.given(key).is_none()) };
     let nanos = text
         .value
         .parse::<SignedDuration>()
@@ -109,13 +106,9 @@ pub(super) fn nanos(
     nanos
 }
 
-fn calendar(
-    unit: &Located<Unit>,
-    draft: &file::CalendarDraft,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<Calendar> {
+fn calendar(unit: &Located<Unit>, draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Option<Calendar> {
     let unit = calendar_unit(unit, draft, diagnostics);
-    let zone = draft.timezone.as_ref()?;
+    let zone = draft.text("timezone")?;
     // The unit does not matter for checking the zone.
     let calendar = Calendar::new(unit.unwrap_or(CalendarUnit::Day), &zone.value);
     if calendar.is_none() {
@@ -126,10 +119,10 @@ fn calendar(
 
 fn calendar_unit(
     unit: &Located<Unit>,
-    draft: &file::CalendarDraft,
+    draft: &KeyValues,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<CalendarUnit> {
-    if let Some(mark) = draft.week_start_given.filter(|_| unit.value != Unit::Week) {
+    if let Some(mark) = draft.given("week_start").filter(|_| unit.value != Unit::Week) {
         diagnostics.add(mark, "`week_start` requires `unit: week`");
         return None;
     }
@@ -143,7 +136,7 @@ fn calendar_unit(
             None
         }
         Unit::Day => Some(CalendarUnit::Day),
-        Unit::Week => match (&draft.week_start, draft.week_start_given) {
+        Unit::Week => match (draft.choice("week_start", &WEEKDAYS), draft.given("week_start")) {
             (Some(first), _) => Some(CalendarUnit::Week(first.value)),
             (None, None) => Some(CalendarUnit::Week(jiff::civil::Weekday::Monday)),
             (None, Some(_reported)) => None,

@@ -3,7 +3,8 @@
 use tollgate_counter::algorithm::{Excess, Limit};
 
 use crate::{
-    Allowance, DisplayedLimit, diagnostics::Diagnostics, file::RateLimitDraft, limit::period::Period,
+    Allowance, DisplayedLimit, diagnostics::Diagnostics, file::KeyValues, limit::period::Period,
+    reader::Located,
 };
 
 /// What a rule allows, and the limit that responses display.
@@ -21,7 +22,7 @@ pub(super) struct AtRate {
 
 /// The terms of a rule with a number of requests in a period, whose other keys make a `limit` of it.
 pub(super) fn at_rate(
-    draft: &RateLimitDraft,
+    draft: &KeyValues,
     diagnostics: &mut Diagnostics<'_>,
     limit: impl FnOnce(AtRate, &mut Diagnostics<'_>) -> Option<Limit>,
 ) -> Option<RuleTerms> {
@@ -44,7 +45,7 @@ pub(super) fn at_rate(
 
 /// Reads `count_denied`, `overdraft` and `overdraft_limit`, whose default is `default_debt`.
 pub(super) fn excess(
-    draft: &RateLimitDraft,
+    draft: &KeyValues,
     default_debt: u64,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Excess> {
@@ -66,6 +67,24 @@ pub(super) fn excess(
             None
         }
     }
+}
+
+/// The number of a key that takes one from 1 to `most`; the default if it is absent.
+pub(super) fn number(
+    draft: &KeyValues,
+    key: &str,
+    most: u64,
+    default: Option<u64>,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<u64> {
+    let Some(Located { value, mark }) = draft.integer(key) else {
+        return default.filter(|_| draft.given(key).is_none());
+    };
+    let fits = (1..=most).contains(value);
+    if !fits {
+        diagnostics.add(*mark, format!("`{key}` cannot be {value}; it is a number from 1 to {most}"));
+    }
+    fits.then_some(*value)
 }
 
 /// The maximum debt.

@@ -6,11 +6,8 @@ use tollgate_counter::algorithm::{Classic, FixedWindow, Limit, SlidingLog, Slidi
 
 use crate::{
     diagnostics::Diagnostics,
-    file::RateLimitDraft,
-    limit::{
-        KeyValue,
-        terms::{AtRate, debt},
-    },
+    file::KeyValues,
+    limit::terms::{AtRate, debt},
     reader::Located,
 };
 
@@ -19,11 +16,11 @@ const SUB_WINDOWS_MAX: u64 = 1_000;
 
 /// What envoyproxy/ratelimit does.
 pub(super) fn classic(AtRate { period, requests, .. }: AtRate) -> Limit {
-    Limit::Classic(Classic { limit: requests, window: period.into_window() })
+    Limit::Classic(Classic::new(requests, period.into_window()))
 }
 
 pub(super) fn fixed_window(
-    draft: &RateLimitDraft,
+    draft: &KeyValues,
     AtRate { period, requests: limit, excess }: AtRate,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
@@ -41,7 +38,7 @@ pub(super) fn fixed_window(
 }
 
 pub(super) fn sliding_window(
-    draft: &RateLimitDraft,
+    draft: &KeyValues,
     AtRate { period, requests: limit, excess }: AtRate,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
@@ -75,10 +72,4 @@ fn sub_window(span: Span, parts: &Located<u64>, diagnostics: &mut Diagnostics<'_
 
 pub(super) fn sliding_log(AtRate { period, requests: limit, excess }: AtRate) -> Limit {
     Limit::SlidingLog(SlidingLog { limit, span: period.span, sub_window: NonZeroU64::MIN, excess })
-}
-
-/// The keys of a log.
-pub(super) fn log_keys(log: &SlidingLog) -> Vec<(&'static str, KeyValue)> {
-    let sub_windows = || ("sub_windows", KeyValue::Number(log.span.nanos() / log.sub_window));
-    log.has_sub_windows().then(sub_windows).into_iter().collect()
 }

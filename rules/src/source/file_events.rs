@@ -28,11 +28,11 @@ impl FileEvents {
     /// replaced.
     pub(super) fn watching(path: &Path) -> Self {
         let changed = Arc::new(Notify::new());
-        let (notify, watched) =
-            (changed.clone(), EventFilter { path: path.to_owned(), is_directory: path.is_dir() });
-        let is_directory = watched.is_directory;
+        let notify = changed.clone();
+        let watched = path.to_owned();
+        let is_directory = path.is_dir();
         let on_event = move |event: notify::Result<notify::Event>| {
-            if event.map_or(true, |event| watched.matches(&event)) {
+            if event.map_or(true, |event| may_change(&watched, is_directory, &event)) {
                 notify.notify_one();
             }
         };
@@ -72,22 +72,13 @@ impl FileEvents {
     }
 }
 
-/// Selects the events that may concern the rule files.
-struct EventFilter {
-    path: PathBuf,
-    is_directory: bool,
-}
-
-impl EventFilter {
-    /// Whether an event may change the rules. For a file every event in its directory counts: it may be a symbolic
-    /// link.
-    fn matches(&self, event: &notify::Event) -> bool {
-        // Reads by this process raise access events.
-        if event.kind.is_access() {
-            return false;
-        }
-        let is_near =
-            |path: &PathBuf| path.starts_with(&self.path) || path.file_name() == self.path.file_name();
-        !self.is_directory || event.paths.is_empty() || event.paths.iter().any(is_near)
+/// Whether an event may change the rules at `path`. For a file every event in its directory counts: it may be a symbolic
+/// link.
+fn may_change(path: &Path, is_directory: bool, event: &notify::Event) -> bool {
+    // Reads by this process raise access events.
+    if event.kind.is_access() {
+        return false;
     }
+    let is_near = |near: &PathBuf| near.starts_with(path) || near.file_name() == path.file_name();
+    !is_directory || event.paths.is_empty() || event.paths.iter().any(is_near)
 }

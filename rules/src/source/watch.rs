@@ -30,6 +30,9 @@ pub struct Watcher {
     poll_interval: Duration,
 }
 
+/// What a compilation yields; `None` if it was not finished.
+type Compiled = Option<Result<PreparedRules, Problems>>;
+
 /// The rule files.
 #[derive(Debug)]
 struct RuleFiles {
@@ -39,17 +42,10 @@ struct RuleFiles {
     events: Option<FileEvents>,
     // A file that cannot change while the process runs, if there is one.
     individual_mount: Option<PathBuf>,
-    // What is compiled while it is not known yet whether it stays.
-    ahead: Option<Ahead>,
+    // Contents that are compiled while it is not known yet whether they stay.
+    ahead: Option<(Arc<Contents>, JoinHandle<Compiled>)>,
     // The fingerprint of what was last compiled ahead.
     last_ahead: Option<u128>,
-}
-
-/// Contents that are compiled ahead.
-#[derive(Debug)]
-struct Ahead {
-    contents: Arc<Contents>,
-    compiled: JoinHandle<Option<Result<PreparedRules, Problems>>>,
 }
 
 impl Watcher {
@@ -108,9 +104,9 @@ impl WatchedFiles for RuleFiles {
     }
 
     async fn load(&mut self, contents: Arc<Contents>) -> Option<Result<(), Arc<Problems>>> {
-        let ahead = self.ahead.take().filter(|ahead| ahead.contents == contents);
+        let ahead = self.ahead.take().filter(|(ahead, _)| *ahead == contents);
         let compiled = match ahead {
-            Some(ahead) => ahead.compiled.await.ok()?,
+            Some((_, compiled)) => compiled.await.ok()?,
             None => self.loader.compile(contents).await,
         };
         Some(self.loader.activate(compiled?, None))
@@ -127,12 +123,12 @@ impl WatchedFiles for RuleFiles {
 impl RuleFiles {
     /// Begins to compile contents before it is known whether they stay, once for each, and one at a time.
     fn compile_ahead(&mut self, contents: &Arc<Contents>, fingerprint: u128) {
-        let is_busy = self.ahead.as_ref().is_some_and(|ahead| !ahead.compiled.is_finished());
+        let is_busy = self.ahead.as_ref().is_some_and(|(_, compiled)| !compiled.is_finished());
         if is_busy || self.last_ahead.replace(fingerprint) == Some(fingerprint) {
             return;
         }
         let compiled = tokio::spawn(self.loader.compile(contents.clone()));
-        self.ahead = Some(Ahead { contents: contents.clone(), compiled });
+        self.ahead = Some((contents.clone(), compiled));
     }
 
     /// Warns about files that cannot change while this process runs.

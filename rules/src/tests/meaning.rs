@@ -47,7 +47,7 @@ fn warnings(rules: &Rules) -> Vec<String> {
 #[test]
 fn rule_without_algorithm_is_classic() {
     let rule = limit("unit: Minute, requests_per_unit: 1_000");
-    assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 1_000, window: window(60) })));
+    assert_eq!(rule.allowance, limited(Limit::Classic(Classic::new(1_000, window(60)))));
     assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 1_000, unit: Some(Unit::Minute) });
 }
 
@@ -73,16 +73,16 @@ fn units_have_fixed_lengths() {
 #[test]
 fn multiplied_unit_and_window_are_displayed_without_unit() {
     let rule = limit("unit: minute, unit_multiplier: 5, requests_per_unit: 9");
-    assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: window(300) })));
+    assert_eq!(rule.allowance, limited(Limit::Classic(Classic::new(9, window(300)))));
     assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 9, unit: None });
     for (text, seconds) in [("90s", 90), ("1h 30m", 5_400), ("'60s'", 60), ("PT2M", 120)] {
         let rule = limit(&format!("window: {text}, requests_per_unit: 9"));
-        assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: window(seconds) })));
+        assert_eq!(rule.allowance, limited(Limit::Classic(Classic::new(9, window(seconds)))));
         assert_eq!(rule.displayed_limit.unit, None);
     }
     let millisecond = Window::from_nanos(SECOND / 1_000).unwrap();
     let rule = limit("window: 1ms, requests_per_unit: 9");
-    assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 9, window: millisecond })));
+    assert_eq!(rule.allowance, limited(Limit::Classic(Classic::new(9, millisecond))));
     assert_eq!(
         limit("unit: day, unit_multiplier: 1, requests_per_unit: 9").displayed_limit.unit,
         Some(Unit::Day)
@@ -113,7 +113,7 @@ fn a_named_rule_has_its_algorithm_and_its_excess() {
 #[test]
 fn limit_of_0_admits_nothing() {
     let rule = limit("unit: second, requests_per_unit: 0");
-    assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 0, window: window(1) })));
+    assert_eq!(rule.allowance, limited(Limit::Classic(Classic::new(0, window(1)))));
     let rule = limit("unit: second, requests_per_unit: 0, algorithm: token_bucket, burst: 5");
     let Allowance::Limited(Limit::TokenBucket(bucket)) = rule.allowance else { panic!("a token bucket") };
     assert_eq!((bucket.burst, rule.displayed_limit.requests_per_unit), (0, 0));
@@ -216,7 +216,7 @@ fn calendar_applies_to_classic_rules_and_fixed_windows() {
     ] {
         let window = Window::Calendar(Calendar::new(unit, "Europe/Berlin").unwrap());
         let rule = limit(&format!("{text}, requests_per_unit: 7"));
-        assert_eq!(rule.allowance, limited(Limit::Classic(Classic { limit: 7, window: window.clone() })));
+        assert_eq!(rule.allowance, limited(Limit::Classic(Classic::new(7, window.clone()))));
         assert_eq!(rule.displayed_limit, DisplayedLimit { requests_per_unit: 7, unit: None });
         let rule = limit(&format!("{text}, requests_per_unit: 7, algorithm: fixed_window"));
         let fixed = FixedWindow { limit: 7, window, excess: Excess::Refuse };

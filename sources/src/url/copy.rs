@@ -3,15 +3,14 @@
 //! The file is a rule file behind a comment line with the address as a hash, the `ETag`, the time and a checksum.
 
 use std::{
-    hash::Hasher,
     io::{self, ErrorKind, Write},
     path::Path,
 };
 
 use serde::{Deserialize, Serialize};
-use siphasher::sip128::{Hasher128, SipHasher13};
 use tollgate_counter::{files, time::Timestamp};
 use tollgate_net::private_file;
+use tollgate_rules::hash_of;
 
 use crate::url::address::Address;
 
@@ -98,14 +97,9 @@ fn checksum(copy: &Copy<impl AsRef<[u8]>>) -> String {
     hash([&kept_at[..], copy.etag.as_deref().unwrap_or_default().as_bytes(), copy.bytes.as_ref()])
 }
 
-/// The hash of these parts, each with its length, in hexadecimal digits.
+/// The hash of these parts in hexadecimal digits.
 fn hash<const N: usize>(parts: [&[u8]; N]) -> String {
-    let mut hasher = SipHasher13::new();
-    for part in parts {
-        hasher.write(&(part.len() as u64).to_le_bytes());
-        hasher.write(part);
-    }
-    format!("{:032x}", hasher.finish128().as_u128())
+    format!("{:032x}", hash_of(parts.into_iter()))
 }
 
 #[cfg(test)]

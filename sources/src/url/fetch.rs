@@ -29,19 +29,18 @@ const ETAG_BYTES_MAX: usize = 1024;
 
 /// A whole answer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Fetched {
+pub enum Fetched {
     /// There is no document: the server has answered 404.
     Absent,
     /// The document is that of the `ETag`.
     Unchanged,
     /// A document.
-    Document { bytes: Vec<u8>, etag: Option<String> },
-}
-
-/// What a request shows of this client.
-struct ClientCredentials {
-    tls: Option<TlsConnector>,
-    token: Option<HeaderValue>,
+    Document {
+        /// Its bytes.
+        bytes: Vec<u8>,
+        /// What identifies it.
+        etag: Option<String>,
+    },
 }
 
 /// Asks for the rules, unless they are those of `etag`, for `time_max` at most. An error says why there is no whole
@@ -102,7 +101,7 @@ async fn ask(
     address: &Address,
     etag: Option<&str>,
 ) -> Result<HttpResponse, String> {
-    let ClientCredentials { tls, token } = identity(settings, clock, address).await?;
+    let (tls, token) = identity(settings, clock, address).await?;
     let mut request = Request::get(address.target())
         .header(HOST, address.host_header())
         .header(USER_AGENT, concat!("tollgate/", env!("CARGO_PKG_VERSION")))
@@ -128,13 +127,13 @@ async fn ask(
     sent.map_err(|error| causes(&error))
 }
 
-/// Reads the files of the settings, so that renewed ones count. Only the server that the settings name gets the
+/// The TLS and the token of a request. Reads the files of the settings, so that renewed ones count. Only the server that the settings name gets the
 /// certificate, and only paths in the folder of the rules get the token.
 async fn identity(
     settings: &UrlSettings,
     clock: &Clock,
     address: &Address,
-) -> Result<ClientCredentials, String> {
+) -> Result<(Option<TlsConnector>, Option<HeaderValue>), String> {
     let is_own = address.has_origin_of(&settings.address);
     let files = settings.tls.clone();
     let is_tls = address.is_tls();
@@ -153,7 +152,7 @@ async fn identity(
             Ok::<_, String>(value)
         });
         let tls = tls.map(|config| TlsConnector::from(Arc::new(config)));
-        Ok(ClientCredentials { tls, token: token.transpose()? })
+        Ok((tls, token.transpose()?))
     };
     spawn_blocking(read).await.map_err(|error| error.to_string())?
 }

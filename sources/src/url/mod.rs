@@ -31,7 +31,7 @@ use tracing::{error, warn};
 
 use crate::url::{
     copy::{Copy, CopyError},
-    fetch::{Fetched, fetch},
+    fetch::fetch,
 };
 
 mod address;
@@ -42,8 +42,8 @@ pub mod fuzz;
 mod value;
 
 pub use address::Address;
-pub use fetch::UrlSettings;
-pub use value::{UrlTemplate, UrlValue, UrlValues};
+pub use fetch::{Fetched, UrlSettings};
+pub use value::{UrlTemplate, UrlValues};
 
 /// Follows the rules at a URL, for as long as it is polled.
 pub(super) async fn follow(
@@ -77,21 +77,13 @@ struct RemoteFile {
     state: DocumentState,
 }
 
-/// A copy that cannot be used, and what became of the file if it is damaged.
-#[derive(Debug)]
-struct UnusableCopy {
-    path: PathBuf,
-    error: CopyError,
-    aside: Option<io::Result<PathBuf>>,
-}
-
 /// What is known about the latest document.
 #[derive(Debug, Default)]
 struct DocumentState {
     /// The last request had no answer.
     is_failed: bool,
-    /// The copy, until rules are active.
-    spare: Option<Spare>,
+    /// The copy and when it was written, until rules are active. It is loaded if the server has no rules.
+    spare: Option<(FetchedDocument, Timestamp)>,
     /// When the copy was written, while it is being loaded instead of an answer.
     copy_in_use: Option<Timestamp>,
     /// The fingerprint of the active document.
@@ -100,13 +92,6 @@ struct DocumentState {
     kept: Option<u128>,
     /// The last attempt to write a copy failed.
     is_copy_failed: bool,
-}
-
-/// A document that can be loaded if the server has none.
-#[derive(Debug)]
-struct Spare {
-    document: FetchedDocument,
-    kept_at: Timestamp,
 }
 
 /// A document with what identifies it.
@@ -142,7 +127,7 @@ impl RemoteFile {
             read.map_err(|error| {
                 let is_damaged = matches!(error, CopyError::Damaged);
                 let aside = is_damaged.then(|| private_file::set_aside(&path));
-                UnusableCopy { path, error, aside }
+                (path, error, aside)
             })
         };
         match spawn_blocking(read).await {
@@ -150,12 +135,12 @@ impl RemoteFile {
                 let document = self.document(bytes, etag);
                 self.state.kept = Some(document.fingerprint);
                 self.latest = Some(document.clone());
-                self.state.spare = Some(Spare { document, kept_at });
+                self.state.spare = Some((document, kept_at));
             }
             Ok(Ok(None)) => {}
-            Ok(Err(unusable)) => {
+            Ok(Err((path, error, aside))) => {
                 self.stats.copy_errors.increase();
-                unusable.log();
+                log_unusable(&path, &error, aside);
             }
             // A bug, which was logged.
             Err(_panic) => self.stats.copy_errors.increase(),
@@ -170,7 +155,7 @@ impl RemoteFile {
 
     /// The copy, if it was not loaded yet, or the reason as the problem of contents that cannot be loaded.
     fn without_answer(&mut self, reason: String) -> (Arc<Contents>, u128) {
-        if let Some(Spare { document, kept_at }) = self.state.spare.take() {
+        if let Some((document, kept_at)) = self.state.spare.take() {
             self.warn_of_copy(kept_at, &reason);
             self.state.copy_in_use = Some(kept_at);
             return (document.contents, document.fingerprint);
@@ -192,10 +177,9 @@ impl RemoteFile {
     /// Loads the copy after `refused`, which then are refused once more, so that their problems are the current ones.
     async fn load_spare(
         &mut self,
-        spare: Spare,
+        (document, kept_at): (FetchedDocument, Timestamp),
         refused: &Arc<Contents>,
     ) -> Option<Result<(), Arc<Problems>>> {
-        let Spare { document, kept_at } = spare;
         self.warn_of_copy(kept_at, "they have problems");
         if let Some(Ok(())) = self.loader.load(&document.contents, None).await {
             self.state.active = Some(document.fingerprint);
@@ -314,7 +298,7 @@ impl WatchedFiles for RemoteFile {
                 outcome
             }
             Some(Err(_)) => {
-                match self.state.spare.take_if(|spare| latest != Some(spare.document.fingerprint)) {
+                match self.state.spare.take_if(|(document, _)| latest != Some(document.fingerprint)) {
                     Some(spare) => self.load_spare(spare, &contents).await,
                     None => outcome,
                 }
@@ -331,18 +315,16 @@ impl WatchedFiles for RemoteFile {
     }
 }
 
-impl UnusableCopy {
-    fn log(&self) {
-        let path = self.path.display();
-        let error = &self.error;
-        match &self.aside {
-            None => warn!(%path, %error, "the copy of the rules is not used"),
-            Some(Ok(aside)) => {
-                error!(%path, %error, aside = %aside.display(), "set the unusable copy of the rules aside");
-            }
-            Some(Err(aside_error)) => {
-                error!(%path, %error, %aside_error, "cannot set the unusable copy of the rules aside");
-            }
+/// Logs that a copy cannot be used, and what became of the file if it is damaged.
+fn log_unusable(path: &Path, error: &CopyError, aside: Option<io::Result<PathBuf>>) {
+    let path = path.display();
+    match aside {
+        None => warn!(%path, %error, "the copy of the rules is not used"),
+        Some(Ok(aside)) => {
+            error!(%path, %error, aside = %aside.display(), "set the unusable copy of the rules aside");
+        }
+        Some(Err(aside_error)) => {
+            error!(%path, %error, %aside_error, "cannot set the unusable copy of the rules aside");
         }
     }
 }

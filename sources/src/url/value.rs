@@ -3,6 +3,7 @@
 use std::fmt;
 
 use tollgate_counter::time::Clock;
+use tollgate_net::http_client::percent_encode;
 
 use crate::url::{
     address::Address,
@@ -27,24 +28,6 @@ pub struct UrlValues {
     clock: Clock,
 }
 
-/// The answer for a descriptor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum UrlValue {
-    /// The server has no value: it has answered 404.
-    Absent,
-    /// The value is that of the `ETag`.
-    Unchanged,
-    /// The value.
-    Value {
-        /// Its bytes.
-        bytes: Vec<u8>,
-        /// What identifies it.
-        etag: Option<String>,
-    },
-    /// There is no whole answer, with the reason.
-    Unavailable(String),
-}
-
 impl UrlTemplate {
     /// The accepted texts.
     pub const EXPECTED: &str =
@@ -60,7 +43,8 @@ impl UrlTemplate {
         if [".", ".."].contains(&domain) {
             return None;
         }
-        Address::parse(&self.0.replace(DOMAIN, &encoded(domain)).replace(DESCRIPTOR, &encoded(descriptor)))
+        let in_domain = self.0.replace(DOMAIN, &percent_encode(domain));
+        Address::parse(&in_domain.replace(DESCRIPTOR, &percent_encode(descriptor)))
     }
 }
 
@@ -91,32 +75,12 @@ impl UrlValues {
         Self { template, settings: UrlSettings { bytes_max, ..settings }, clock }
     }
 
-    /// The value for a descriptor, unless it is that of `etag`.
-    pub async fn read(&self, domain: &str, descriptor: &str, etag: Option<&str>) -> UrlValue {
-        let Some(address) = self.template.address(domain, descriptor) else {
-            return UrlValue::Unavailable("the domain makes no URL".to_owned());
-        };
+    /// The value for a descriptor, unless it is that of `etag`. An error says why there is no whole answer.
+    pub async fn read(&self, domain: &str, descriptor: &str, etag: Option<&str>) -> Result<Fetched, String> {
+        let address = self.template.address(domain, descriptor).ok_or("the domain makes no URL")?;
         let settings = UrlSettings { address, ..self.settings.clone() };
-        match fetch(&settings, &self.clock, etag, settings.timeout).await {
-            Ok(Fetched::Absent) => UrlValue::Absent,
-            Ok(Fetched::Unchanged) => UrlValue::Unchanged,
-            Ok(Fetched::Document { bytes, etag }) => UrlValue::Value { bytes, etag },
-            Err(reason) => UrlValue::Unavailable(reason),
-        }
+        fetch(&settings, &self.clock, etag, settings.timeout).await
     }
-}
-
-/// A text as a part of a path or a query.
-fn encoded(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    encoded
 }
 
 #[cfg(test)]

@@ -13,25 +13,20 @@ pub(super) struct Update {
     pub(super) done: oneshot::Sender<Result<(), Arc<Problems>>>,
 }
 
-/// The active contents.
-struct Active {
-    contents: Arc<Contents>,
-    version: String,
-}
-
 /// Applies updates and overlays one after the other, until there are no more updates.
 pub(super) async fn apply(
     mut loader: RuleLoader,
     mut updates: mpsc::Receiver<Update>,
     mut overlays: Option<OverlayReceiver>,
 ) {
-    let mut active: Option<Active> = None;
+    // The active contents and their version.
+    let mut active: Option<(Arc<Contents>, String)> = None;
     loop {
         tokio::select! {
             update = updates.recv() => {
                 let Some(Update { contents, version, done }) = update else { return };
                 // A new connection begins with the rules that are active.
-                let is_active = active.as_ref().is_some_and(|active| active.contents == contents);
+                let is_active = active.as_ref().is_some_and(|(active, _)| *active == contents);
                 let outcome = if is_active {
                     loader.recover(Some(&version));
                     Some(Ok(()))
@@ -39,7 +34,7 @@ pub(super) async fn apply(
                     loader.load(&contents, Some(&version)).await
                 };
                 if let Some(Ok(())) = outcome {
-                    active = Some(Active { contents, version });
+                    active = Some((contents, version));
                 }
                 if let Some(outcome) = outcome {
                     // The client is gone only if this task is too.
@@ -48,7 +43,7 @@ pub(super) async fn apply(
             }
             overlay = changed(&mut overlays) => {
                 loader.set_overlay(overlay);
-                if let Some(Active { contents, version }) = &active {
+                if let Some((contents, version)) = &active {
                     // An overlay refuses no rules, so the outcome is known.
                     let _ = loader.load(contents, Some(version)).await;
                 }

@@ -2,7 +2,7 @@
 //!
 //! A lost control plane changes nothing but a metric and a log line: the active rules stay until it answers again.
 
-use std::{convert::Infallible, error::Error, fmt, sync::Arc, time::Duration};
+use std::{convert::Infallible, error::Error, sync::Arc, time::Duration};
 
 use futures_util::{Stream, stream::poll_fn};
 use tokio::{
@@ -33,7 +33,7 @@ use proto::envoy::service::discovery::v3::{
     DiscoveryRequest, DiscoveryResponse,
     aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
 };
-use session::{Acknowledgement, XdsSession};
+use session::XdsSession;
 
 /// Time for the connection to stand, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -73,16 +73,8 @@ struct XdsClient {
     session: XdsSession,
 }
 
-/// Why a stream of responses has ended.
-#[derive(Debug)]
-enum StreamEnd {
-    /// The connection cannot be made.
-    Unconnected(String),
-    /// The control plane ended the stream, or the connection is lost.
-    Stream(tonic::Status),
-    /// The control plane ended the stream without an error.
-    Closed,
-}
+/// Why a stream of responses has ended that the control plane ended without an error.
+const CLOSED: &str = "the control plane closed the stream";
 
 /// Follows the rules of a control plane and the overlay, for as long as it is polled.
 pub(super) async fn follow(
@@ -105,10 +97,9 @@ impl XdsClient {
         let mut logged = None;
         loop {
             let answers_before = self.session.answers();
-            let Err(ended) = self.follow().await;
+            let Err(error) = self.follow().await;
             self.stats.disconnected();
             let url = &self.settings.url;
-            let error = ended.to_string();
             if self.session.answers() > answers_before {
                 backoff.reset();
                 logged = None;
@@ -123,8 +114,8 @@ impl XdsClient {
         }
     }
 
-    /// Follows the rules over one connection.
-    async fn follow(&mut self) -> Result<Infallible, StreamEnd> {
+    /// Follows the rules over one connection. The error says why it has ended.
+    async fn follow(&mut self) -> Result<Infallible, String> {
         let channel = self.connect().await?;
         self.stats.connected();
         info!(url = self.settings.url, "connected to the control plane");
@@ -137,25 +128,23 @@ impl XdsClient {
         let mut request = tonic::Request::new(stream_of(receiver));
         endpoint::add_headers(request.metadata_mut(), &self.settings.headers);
         // A control plane without rules for this node answers nothing, so there is no timeout.
-        let responses = client.stream_aggregated_resources(request).await.map_err(StreamEnd::Stream)?;
+        let responses = client.stream_aggregated_resources(request).await.map_err(end)?;
         let mut responses = responses.into_inner();
         loop {
-            let response = responses.message().await.map_err(StreamEnd::Stream)?.ok_or(StreamEnd::Closed)?;
+            let response = responses.message().await.map_err(end)?.ok_or(CLOSED)?;
             let answer = self.take(response).await;
             if requests.send(answer).await.is_err() {
-                return Err(StreamEnd::Closed);
+                return Err(CLOSED.to_owned());
             }
         }
     }
 
-    async fn connect(&self) -> Result<Channel, StreamEnd> {
+    async fn connect(&self) -> Result<Channel, String> {
         // Files are read for each connection, so that renewed certificates count.
-        let endpoint = endpoint::endpoint(&self.settings.url, &self.settings.tls)
-            .await
-            .map_err(StreamEnd::Unconnected)?;
+        let endpoint = endpoint::endpoint(&self.settings.url, &self.settings.tls).await?;
         match timeout(CONNECT_TIMEOUT, endpoint.connect()).await {
-            Ok(connected) => connected.map_err(|error| StreamEnd::Unconnected(causes(&error))),
-            Err(_elapsed) => Err(StreamEnd::Unconnected(format!("no connection within {CONNECT_TIMEOUT:?}"))),
+            Ok(connected) => connected.map_err(|error| causes(&error)),
+            Err(_elapsed) => Err(format!("no connection within {CONNECT_TIMEOUT:?}")),
         }
     }
 
@@ -163,10 +152,10 @@ impl XdsClient {
     async fn take(&mut self, mut response: DiscoveryResponse) -> DiscoveryRequest {
         let contents = session::contents(&mut response);
         let fingerprint = contents.fingerprint();
-        let answer = match self.session.refused(fingerprint) {
+        let outcome = match self.session.refused(fingerprint) {
             Some(problems) => {
                 sleep(REPEATED_REFUSAL_DELAY).await;
-                Acknowledgement::Refuse(problems)
+                Err(problems)
             }
             None => {
                 let (done, outcome) = oneshot::channel();
@@ -174,28 +163,21 @@ impl XdsClient {
                 let update = Update { contents: Arc::new(contents), version, done };
                 // Fails only at the end of the process, and then there is no outcome.
                 let _ = self.updates.send(update).await;
-                match outcome.await {
-                    Ok(Ok(())) => Acknowledgement::Accept,
-                    Ok(Err(problems)) => Acknowledgement::Refuse(problems),
-                    Err(_) => Acknowledgement::failed(),
-                }
+                outcome.await.unwrap_or_else(|_| Err(session::not_compiled()))
             }
         };
-        self.stats.answered(&answer);
-        self.session.answer(&response, fingerprint, answer)
+        self.stats.answered(&outcome);
+        self.session.answer(&response, fingerprint, outcome)
     }
 }
 
-impl fmt::Display for StreamEnd {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unconnected(reason) => f.write_str(reason),
-            // An error of the transport, such as that of a control plane that stops.
-            Self::Stream(status) if status.source().is_some() => f.write_str("the connection was lost"),
-            Self::Stream(status) => write!(f, "{} ({:?})", status.message(), status.code()),
-            Self::Closed => f.write_str("the control plane closed the stream"),
-        }
+/// Why a stream has ended that the control plane ended, or whose connection is lost.
+fn end(status: tonic::Status) -> String {
+    // An error of the transport, such as that of a control plane that stops.
+    if status.source().is_some() {
+        return "the connection was lost".to_owned();
     }
+    format!("{} ({:?})", status.message(), status.code())
 }
 
 fn stream_of(mut requests: mpsc::Receiver<DiscoveryRequest>) -> impl Stream<Item = DiscoveryRequest> {

@@ -25,15 +25,6 @@ const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLi
 /// The maximum length of the problems in a refusal: servers read messages of up to 4 MiB.
 const REFUSAL_BYTES_MAX: usize = 256 * 1024;
 
-/// The answer of this client to a response of the control plane.
-#[derive(Clone, Debug)]
-pub(super) enum Acknowledgement {
-    /// The rules of the response are active.
-    Accept,
-    /// The rules of the response have problems: the active rules stay.
-    Refuse(Arc<Problems>),
-}
-
 /// What this client has told a control plane.
 #[derive(Debug)]
 pub(super) struct XdsSession {
@@ -80,21 +71,21 @@ impl XdsSession {
         (*refused == fingerprint).then(|| problems.clone())
     }
 
-    /// Answers a response.
+    /// Answers a response, whose rules are active or have problems.
     pub(super) fn answer(
         &mut self,
         response: &DiscoveryResponse,
         fingerprint: u128,
-        answer: Acknowledgement,
+        outcome: Result<(), Arc<Problems>>,
     ) -> DiscoveryRequest {
         self.answers += 1;
-        let error_detail = match answer {
-            Acknowledgement::Accept => {
+        let error_detail = match outcome {
+            Ok(()) => {
                 self.refused = None;
                 self.accepted_version.clone_from(&response.version_info);
                 None
             }
-            Acknowledgement::Refuse(problems) => {
+            Err(problems) => {
                 let message = shortened(problems.to_string());
                 self.refused = Some((fingerprint, problems));
                 Some(Status { code: Code::InvalidArgument.into(), message, details: Vec::new() })
@@ -138,13 +129,11 @@ fn problem(name: String, what: String) -> Problem {
     Problem { location: Location::whole(Arc::new(origin)), what }
 }
 
-impl Acknowledgement {
-    /// The refusal of rules that could not be compiled, for no fault of theirs.
-    pub(super) fn failed() -> Self {
-        let mut problems = Problems::default();
-        problems.push(problem(String::new(), "the rules could not be compiled; the log says why".to_owned()));
-        Self::Refuse(Arc::new(problems))
-    }
+/// The problem of rules that could not be compiled, for no fault of theirs.
+pub(super) fn not_compiled() -> Arc<Problems> {
+    let mut problems = Problems::default();
+    problems.push(problem(String::new(), "the rules could not be compiled; the log says why".to_owned()));
+    Arc::new(problems)
 }
 
 /// The beginning of a text that may be too long for a message.
@@ -184,10 +173,10 @@ impl XdsStats {
         self.is_connected.store(false, Relaxed);
     }
 
-    pub(super) fn answered(&self, answer: &Acknowledgement) {
-        match answer {
-            Acknowledgement::Accept => self.accepted.increase(),
-            Acknowledgement::Refuse(_) => self.refused.increase(),
+    pub(super) fn answered(&self, outcome: &Result<(), Arc<Problems>>) {
+        match outcome {
+            Ok(()) => self.accepted.increase(),
+            Err(_) => self.refused.increase(),
         }
     }
 }
@@ -204,15 +193,15 @@ mod tests {
         }
     }
 
-    fn refusal() -> Acknowledgement {
-        Acknowledgement::failed()
+    fn refusal() -> Result<(), Arc<Problems>> {
+        Err(not_compiled())
     }
 
     #[test]
     fn new_stream_begins_without_version_and_nonce() {
         let mut session = XdsSession::new("n", &[("zone".to_owned(), "a".to_owned())]);
         session.subscribe();
-        session.answer(&response("7", "1"), 1, Acknowledgement::Accept);
+        session.answer(&response("7", "1"), 1, Ok(()));
         let first = session.subscribe();
         assert_eq!((&*first.version_info, &*first.response_nonce, first.error_detail), ("", "", None));
         let node = first.node.unwrap();
@@ -225,7 +214,7 @@ mod tests {
     #[test]
     fn refusal_has_last_accepted_version_and_nonce_of_response() {
         let mut session = XdsSession::new("n", &[]);
-        let accepted = session.answer(&response("1", "a"), 1, Acknowledgement::Accept);
+        let accepted = session.answer(&response("1", "a"), 1, Ok(()));
         assert_eq!((&*accepted.version_info, &*accepted.response_nonce), ("1", "a"));
         let refused = session.answer(&response("2", "b"), 2, refusal());
         assert_eq!((&*refused.version_info, &*refused.response_nonce), ("1", "b"));
@@ -239,7 +228,7 @@ mod tests {
         let mut session = XdsSession::new("n", &[]);
         session.answer(&response("2", "b"), 2, refusal());
         assert!(session.refused(2).is_some() && session.refused(1).is_none());
-        session.answer(&response("3", "c"), 3, Acknowledgement::Accept);
+        session.answer(&response("3", "c"), 3, Ok(()));
         assert!(session.refused(2).is_none());
     }
 

@@ -62,11 +62,7 @@ pub(super) async fn reset(
     query: QueryResult,
 ) -> Result<Json<Value>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
-    let view = state.limiter.view();
-    let counter = query.find(&view).await?;
-    let replaced = view.replace(&counter, 0).await.map_err(admin_error)?;
-    query.audit(&peer, &counter, &replaced, "reset a counter");
-    Ok(Json(query.change_json(&counter, &replaced)))
+    query.replace(&state, &peer, 0, "reset a counter").await
 }
 
 pub(super) async fn set(
@@ -79,18 +75,7 @@ pub(super) async fn set(
     let SetRequest { used } = serde_json::from_slice(&body).map_err(|error| {
         AdminError::bad_request(format!("the body is JSON like {{\"used\": 5}}: {error}"))
     })?;
-    let view = state.limiter.view();
-    let counter = query.find(&view).await?;
-    let replaced = view.replace(&counter, used).await.map_err(admin_error)?;
-    query.audit(&peer, &counter, &replaced, "set a counter");
-    let mut body = query.change_json(&counter, &replaced);
-    if used != 0 && replaced.after.idle_at.is_none() {
-        body["note"] =
-            "nothing is stored: the memory for counters is full, or the limit stores nothing".into();
-    } else if counter.limit.allowance() < used {
-        body["note"] = note_beyond_limit(&counter.limit).into();
-    }
-    Ok(Json(body))
+    query.replace(&state, &peer, used, "set a counter").await
 }
 
 /// How hits beyond the limit are stored.
@@ -136,24 +121,36 @@ impl CounterQuery {
         body
     }
 
-    fn change_json(&self, counter: &CounterRef<'_>, replaced: &Replacement) -> Value {
-        let mut body = self.counter_json(counter, peeked_json(&replaced.after));
-        body["before"] = peeked_json(&replaced.before);
-        body
-    }
-
-    fn audit(&self, peer: &ClientAddress, counter: &CounterRef<'_>, replaced: &Replacement, what: &str) {
-        let (before, after) = (replaced.before.peek.remaining, replaced.after.peek.remaining);
+    /// Replaces the counter by one with so many hits, and logs `what` was done.
+    async fn replace(
+        &self,
+        state: &AdminState,
+        peer: &ClientAddress,
+        used: u64,
+        what: &str,
+    ) -> Result<Json<Value>, AdminError> {
+        let view = state.limiter.view();
+        let counter = self.find(&view).await?;
+        let Replacement { before, after } = view.replace(&counter, used).await.map_err(admin_error)?;
         info!(
             name: UNLIMITED,
             %peer,
             domain = self.domain,
             descriptor = self.key,
             rule = &*counter.rule.label(),
-            remaining_before = before,
-            remaining_after = after,
+            remaining_before = before.peek.remaining,
+            remaining_after = after.peek.remaining,
             "{what}"
         );
+        let mut body = self.counter_json(&counter, peeked_json(&after));
+        body["before"] = peeked_json(&before);
+        if used != 0 && after.idle_at.is_none() {
+            body["note"] =
+                "nothing is stored: the memory for counters is full, or the limit stores nothing".into();
+        } else if counter.limit.allowance() < used {
+            body["note"] = note_beyond_limit(&counter.limit).into();
+        }
+        Ok(Json(body))
     }
 }
 

@@ -16,7 +16,7 @@ use tollgate_limiter::limiter::{
     self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status,
 };
 use tollgate_quota::QuotaService;
-use tollgate_rules::{LevelTrace, MatchKind, NodeTrace, Rule, StoredTerms, rule_text};
+use tollgate_rules::{DescriptorRef, LevelTrace, MatchKind, Rule, StoredTerms, rule_text};
 use tollgate_store::{
     OwnTerms,
     divider::{LimitPart, SubscriberId, SubscriberState, Subscribers},
@@ -88,7 +88,8 @@ pub(super) async fn explain_query(
 
 async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, AdminError> {
     let view = state.limiter.view();
-    let request = rls::decode(message, state.reader.bounds()).map_err(|error| unanswered(error.into()))?;
+    let request = rls::decode(message, state.reader.bounds())
+        .map_err(|fault| unanswered(Error::in_message(rls::REQUEST)(fault)))?;
     let asked = request.limiter_request(None).map_err(|error| unanswered(error.into()))?;
     let explanation = view.explain(&asked).await.map_err(|error| match error {
         LimiterError::Remote => AdminError::unavailable(NoCounter::Unreachable),
@@ -214,8 +215,8 @@ fn reason(part: &DescriptorExplanation<'_>) -> String {
     };
     match (part.rule, part.replaced_by.as_slice()) {
         (None, _) => {
-            let deeper = if node.has_children { "; it has nested descriptors" } else { "" };
-            format!("no limit: {} at {} has no rate_limit{deeper}", written(node), node.location)
+            let deeper = if node.descriptors().next().is_some() { "; it has nested descriptors" } else { "" };
+            format!("no limit: {} at {} has no rate_limit{deeper}", written(node), node.location())
         }
         (Some(rule), []) if part.check.is_none() => format!("no limit: {} is unlimited", rule.label()),
         (Some(rule), []) => format!("the limit of {}", rule.label()),
@@ -232,19 +233,19 @@ fn level(level: &LevelTrace<'_>) -> Value {
         "looked_up": level.text,
         "matched": chosen.map(|node| json!({
             "descriptor": written(node),
-            "how": how(node.kind),
-            "at": node.location.to_string(),
-            "shared": node.is_shared,
+            "how": how(node.matched()),
+            "at": node.location().to_string(),
+            "shared": node.is_shared(),
             "counted_as": level.counted_as,
         })),
     });
-    let best = chosen.and_then(|node| node.kind);
+    let best = chosen.and_then(DescriptorRef::matched);
     let others: Vec<_> = level
         .other_matches
         .iter()
         .map(|node| {
-            let why = not_chosen_reason(node.kind, best);
-            json!({"descriptor": written(node), "at": node.location.to_string(), "why": why})
+            let why = not_chosen_reason(node.matched(), best);
+            json!({"descriptor": written(node), "at": node.location().to_string(), "why": why})
         })
         .collect();
     body["others"] = others.into();
@@ -253,7 +254,7 @@ fn level(level: &LevelTrace<'_>) -> Value {
         let there: Vec<_> = level
             .non_matches
             .iter()
-            .map(|node| json!({"descriptor": written(node), "at": node.location.to_string()}))
+            .map(|node| json!({"descriptor": written(node), "at": node.location().to_string()}))
             .collect();
         body["there"] = there.into();
         body["there_more"] = level.non_matches_more.into();
@@ -262,8 +263,8 @@ fn level(level: &LevelTrace<'_>) -> Value {
 }
 
 /// A node as key and value.
-fn written(node: &NodeTrace<'_>) -> String {
-    if node.value.is_empty() { node.key.to_owned() } else { format!("{}={}", node.key, node.value) }
+fn written(node: &DescriptorRef<'_>) -> String {
+    if node.value().is_empty() { node.key().to_owned() } else { format!("{}={}", node.key(), node.value()) }
 }
 
 fn how(how: Option<MatchKind>) -> &'static str {

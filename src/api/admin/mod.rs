@@ -73,12 +73,15 @@ const BODY_BYTES_MAX: usize = 64 * 1024;
 /// token. Requests that a web page of another origin can cause are refused; without a token file, those to a `Host` other
 /// than the loopback too.
 pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> Router {
+    let doctor = get(doctor::of_replica).post(doctor::of_envoy);
+    let doctor = doctor.layer(DefaultBodyLimit::max(doctor::BODY_BYTES_MAX));
     let endpoints = Router::new()
         .route("/endpoints", get(endpoints))
         .route("/cluster", get(cluster::view))
         .route("/cluster/declare-dead", post(cluster::declare_dead))
         .route("/config", get(config))
         .route("/counters", get(counters::get).delete(counters::reset).put(counters::set))
+        .route("/doctor", doctor)
         .route("/explain", post(explain::explain_message).get(explain::explain_query))
         .route("/log", get(log_level).put(set_log_level))
         .route("/record", get(record::stream))

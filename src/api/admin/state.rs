@@ -8,7 +8,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use tollgate_cluster::Cluster;
-use tollgate_counter::{named, time::Timestamp};
+use tollgate_counter::{
+    named,
+    time::{Clock, Timestamp},
+};
 use tollgate_limiter::limiter::Limiter;
 use tollgate_quota::QuotaService;
 use tollgate_rules::ActiveRules;
@@ -16,7 +19,14 @@ use tollgate_shared_store::SharedStore;
 use tollgate_store::Memory;
 use tollgate_telemetry::logs::LogControl;
 
-use crate::api::{denial_body::DenialBodies, reader::RequestReader, recorder::Recorder};
+use crate::api::{
+    admin::doctor::{AlertHistory, MetricReader},
+    denial_body::DenialBodies,
+    http::Readiness,
+    metrics::ApiMetrics,
+    reader::RequestReader,
+    recorder::Recorder,
+};
 
 /// The state that the admin handlers share.
 #[derive(Clone, Debug)]
@@ -45,6 +55,22 @@ pub struct AdminState {
     pub logs: LogControl,
     /// The recorder of requests; `None` if requests are never recorded.
     pub recorder: Option<Arc<Recorder>>,
+    /// The metrics of requests.
+    pub requests: Arc<ApiMetrics>,
+    /// All metrics by their names.
+    pub metrics: Arc<dyn MetricReader>,
+    /// Their values of the last hour.
+    pub history: Arc<AlertHistory>,
+    /// The certificates of the listeners.
+    pub certificates: Arc<dyn Certificates>,
+    /// Whether this replica is ready.
+    pub readiness: Arc<dyn Readiness>,
+    /// The clock.
+    pub clock: Clock,
+    /// When the process has begun.
+    pub started: Timestamp,
+    /// Why a replica that stands in for envoyproxy/ratelimit counts by itself, if it does.
+    pub alone: Option<&'static str>,
 }
 
 /// Where the rules come from, as operators see it.

@@ -7,8 +7,8 @@ use tollgate_limiter::limiter::{self, RequestBounds};
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, text};
 
 use crate::api::{
-    descriptors::{DecodedDescriptor, DescriptorView, Descriptors},
-    error::RlsDecodeError,
+    descriptors::{DecodedDescriptor, Descriptors},
+    error::RequestFault,
 };
 
 /// A decoded request.
@@ -18,7 +18,7 @@ pub struct RlsRequest<'m> {
     pub domain: &'m str,
     /// Hits of descriptors without hits of their own.
     pub hits_addend: u32,
-    descriptors: Descriptors<'m>,
+    pub(super) descriptors: Descriptors<'m>,
 }
 
 /// Hits as they were sent.
@@ -30,7 +30,7 @@ pub(super) struct SentHits {
 }
 
 /// Decodes a request within `bounds`, with the same result as `prost`.
-pub fn decode(message: &[u8], bounds: RequestBounds) -> Result<RlsRequest<'_>, RlsDecodeError> {
+pub fn decode(message: &[u8], bounds: RequestBounds) -> Result<RlsRequest<'_>, RequestFault> {
     let mut request = RlsRequest::default();
     request.read(message, bounds)?;
     Ok(request)
@@ -54,28 +54,23 @@ fn read_hits(
 impl<'m> RlsRequest<'m> {
     /// Reads a message into an empty request, as [`decode`] does. A request has 400 bytes, and is not moved here.
     #[inline]
-    pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), RlsDecodeError> {
+    pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), RequestFault> {
         let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(domain)) => self.domain = text(domain)?,
                 (2, FieldValue::Bytes(descriptor)) => self.descriptors.add(descriptor, bounds, read_hits)?,
                 (3, FieldValue::Varint(hits)) => self.hits_addend = hits as u32,
-                (1..=3, _wrong_type) => return Err(RlsDecodeError::Malformed),
+                (1..=3, _wrong_type) => return Err(RequestFault::Malformed),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
         }
         Ok(())
     }
 
-    /// The descriptors with their entries.
-    pub(super) fn descriptor_views(&self) -> impl Iterator<Item = DescriptorView<'_, 'm>> {
-        self.descriptors.views()
-    }
-
     /// The hits.
     pub(super) fn sent_hits(&self) -> SentHits {
-        let each = self.descriptor_views().map(|view| view.hits).collect();
+        let each = self.descriptors.each.iter().map(|view| view.hits).collect();
         SentHits { of_request: self.hits_addend, each }
     }
 
@@ -85,13 +80,13 @@ impl<'m> RlsRequest<'m> {
         &self,
         timeout: Option<Duration>,
     ) -> Result<limiter::Request<'_>, limiter::RequestError> {
-        let operation = |view: &DescriptorView<'_, '_>| operation(view, self.hits_addend);
+        let operation = |view: &DecodedDescriptor| operation(view, self.hits_addend);
         self.descriptors.limiter_request(self.domain, timeout, operation)
     }
 }
 
 /// Hits of the descriptor override hits of the request; 0 of them peek. 0 hits of the request mean 1.
-fn operation(view: &DescriptorView<'_, '_>, of_request: u32) -> Operation {
+fn operation(view: &DecodedDescriptor, of_request: u32) -> Operation {
     match view.hits.unwrap_or_else(|| of_request.max(1).into()) {
         0 => Operation::Peek,
         hits if view.is_negative_hits => Operation::Refund(hits),

@@ -4,16 +4,12 @@ use std::time::Duration;
 
 use prost::Message;
 use tollgate_limiter::limiter::{Answer, CurrentLimit, Status};
-use tollgate_rules::Unit;
 use tollgate_wire::{
-    proto::envoy::{
-        config::core::v3::HeaderValue,
-        service::ratelimit::v3::rate_limit_response::{Code, rate_limit},
-    },
+    proto::envoy::{config::core::v3::HeaderValue, service::ratelimit::v3::rate_limit_response::Code},
     protobuf::{FRAME_PREFIX_BYTES, begin, bytes_len, frame_prefix, number, number_len, text_field},
 };
 
-use crate::api::call::ResetPrecision;
+use crate::api::{call::ResetPrecision, descriptors::unit_number};
 
 /// Encodes a reply with headers, a body unless it is empty, and dynamic metadata.
 #[inline]
@@ -60,19 +56,6 @@ fn code(passes: bool) -> Code {
 
 fn clamped(hits: u64) -> u64 {
     hits.min(u32::MAX.into())
-}
-
-fn unit_of(limit: &CurrentLimit<'_>) -> rate_limit::Unit {
-    match limit.unit {
-        None => rate_limit::Unit::Unknown,
-        Some(Unit::Second) => rate_limit::Unit::Second,
-        Some(Unit::Minute) => rate_limit::Unit::Minute,
-        Some(Unit::Hour) => rate_limit::Unit::Hour,
-        Some(Unit::Day) => rate_limit::Unit::Day,
-        Some(Unit::Week) => rate_limit::Unit::Week,
-        Some(Unit::Month) => rate_limit::Unit::Month,
-        Some(Unit::Year) => rate_limit::Unit::Year,
-    }
 }
 
 fn rounded(after: Duration, precision: ResetPrecision) -> Duration {
@@ -142,7 +125,7 @@ impl<'s> ReplyLimit<'s> {
     fn new(limit: &CurrentLimit<'s>) -> Self {
         Self {
             requests_per_unit: clamped(limit.requests_per_unit),
-            unit: unit_of(limit) as u64,
+            unit: unit_number(limit.unit) as u64,
             name: limit.name.unwrap_or_default(),
         }
     }

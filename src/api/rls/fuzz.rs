@@ -26,7 +26,7 @@ use tollgate_wire::proto::envoy::service::ratelimit::v3::{
 use crate::api::{
     Api, ApiSettings, Error,
     call::{ApiKind, Call, CallReply, Handled, Method, timeout_from_headers},
-    error::RlsDecodeError,
+    error::RequestFault,
     fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime},
 };
 
@@ -52,8 +52,8 @@ pub fn rls(bytes: &[u8]) {
     match api.batch(&Caller::default()).handle(call) {
         Ok(Handled::Ready(reply)) => check_reply(&decoded.expect("a decided request is valid"), &reply),
         Ok(Handled::Waiting(_)) => unreachable!("there is no other replica"),
-        Err(Error::Decode(RlsDecodeError::Malformed)) => assert!(decoded.is_err()),
-        Err(Error::Decode(RlsDecodeError::TooLarge(_))) => {
+        Err(Error::Malformed(_)) => assert!(decoded.is_err()),
+        Err(Error::Fault(RequestFault::TooLarge(_))) => {
             let bounds = ApiSettings::default().bounds();
             let is_large = |request: RateLimitRequest| {
                 request.descriptors.len() > bounds.descriptors
@@ -62,24 +62,18 @@ pub fn rls(bytes: &[u8]) {
             // The bounds may be exceeded before the error.
             assert!(decoded.is_ok_and(is_large) || RateLimitRequest::decode(message).is_err());
         }
-        Err(Error::Request(RequestError::EmptyDomain)) => {
+        Err(Error::Fault(RequestFault::Content(RequestError::EmptyDomain))) => {
             assert!(decoded.is_ok_and(|request| request.domain.is_empty()));
         }
-        Err(Error::Request(RequestError::NoDescriptors)) => {
+        Err(Error::Fault(RequestFault::Content(RequestError::NoDescriptors))) => {
             assert!(decoded.is_ok_and(|request| request.descriptors.is_empty()));
         }
         Err(Error::LimiterError(error)) => unreachable!("{error}"),
-        Err(
-            error @ (Error::Call(_)
-            | Error::Fault(_)
-            | Error::Hold(_)
-            | Error::Operator(_)
-            | Error::Request(RequestError::SeveralDomains)),
-        ) => unreachable!("of another API: {error}"),
-        Err(Error::Request(RequestError::Unit { descriptor, number })) => {
+        Err(Error::Fault(RequestFault::Content(RequestError::Unit { descriptor, number }))) => {
             let limit = decoded.expect("a decoded request is valid").descriptors[descriptor].limit;
             assert_eq!(limit.expect("the descriptor has a limit").unit, number);
         }
+        Err(error) => unreachable!("of another API: {error}"),
     }
 }
 

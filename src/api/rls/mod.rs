@@ -23,6 +23,9 @@ pub use decode::{RlsRequest, decode};
 use decode::SentHits;
 use encode::encode;
 
+/// What a message of the service is.
+pub(super) const REQUEST: &str = "a valid RateLimitRequest";
+
 /// A request whose counters are elsewhere.
 #[derive(Debug)]
 pub(super) struct PlannedRequest {
@@ -48,8 +51,8 @@ impl Api {
         span: &mut CallSpan,
     ) -> Result<Handled<CallReply, PlannedRequest>, Error> {
         let mut decoded = RlsRequest::default();
-        decoded.read(call.message, self.settings.bounds())?;
-        span.describe(decoded.domain, || decoded.descriptor_views().count());
+        decoded.read(call.message, self.settings.bounds()).map_err(Error::in_message(REQUEST))?;
+        span.describe(decoded.domain, || decoded.descriptors.each.len());
         let request = decoded.limiter_request(call.timeout())?;
         let sent = self.settings.dynamic_metadata.then(|| Box::new(decoded.sent_hits()));
         let format = ReplyFormat { precision: call.precision, sent };

@@ -24,7 +24,7 @@ use tollgate_wire::{
     protobuf::FRAME_PREFIX_BYTES,
 };
 
-use crate::api::{ApiKind, ApiSettings, Handled, Method, ResetPrecision, error::RlsDecodeError};
+use crate::api::{ApiKind, ApiSettings, Handled, Method, ResetPrecision, error::RequestFault};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 
@@ -57,11 +57,10 @@ fn api(dynamic_metadata: bool) -> Api {
 }
 
 /// The decoded request as a `prost` message.
-fn read(message: &[u8], bounds: RequestBounds) -> Result<RateLimitRequest, RlsDecodeError> {
+fn read(message: &[u8], bounds: RequestBounds) -> Result<RateLimitRequest, RequestFault> {
     let request = decode(message, bounds)?;
-    let descriptors = request.descriptor_views().map(|view| RateLimitDescriptor {
-        entries: view
-            .entries
+    let descriptors = request.descriptors.views().map(|(entries, view)| RateLimitDescriptor {
+        entries: entries
             .iter()
             .map(|entry| Entry { key: entry.key.into(), value: entry.value.into() })
             .collect(),

@@ -11,7 +11,6 @@ use tollgate_wire::{proto::tollgate::v1::check_request::Mode, protobuf::FRAME_PR
 use crate::api::{
     Api, Error,
     call::{Handled, Verb},
-    error::CallError,
     v1::{
         decode::{DecodedRequest, EncodedRequests},
         encode::{self, DecidedRequest},
@@ -198,10 +197,14 @@ impl Api {
         requests: &[&[u8]],
         DecisionContext { verb, timeout, view, .. }: DecisionContext<'_>,
     ) -> Result<Handled<Vec<u8>, PlannedCheck>, Error> {
-        let group = RequestGroup::decode(requests, self.settings.bounds())?;
-        let each = group.parts(verb, timeout)?;
+        let decoded = decode_all(requests, self.settings.bounds())?;
+        let each = decoded.iter().enumerate().map(|(index, request)| {
+            let asked = request.limiter_request(verb, timeout);
+            asked.map_err(|fault| Error::FaultOf { request: index, fault })
+        });
+        let each = each.collect::<Result<Vec<_>, _>>()?;
         let request = together(&each)?;
-        let ids = group.0.iter().map(|request| request.id);
+        let ids = decoded.iter().map(|request| request.id);
         let parts: Vec<AnsweredPart<&str>> = ids
             .zip(&each)
             .map(|(id, request)| AnsweredPart { id, descriptors: request.descriptors().len() })
@@ -302,39 +305,28 @@ impl PlannedCheck {
     }
 }
 
-/// Requests that are decided together.
-struct RequestGroup<'m>(Vec<DecodedRequest<'m>>);
-
-impl<'m> RequestGroup<'m> {
-    /// Decodes requests that have together at most as many descriptors as one.
-    fn decode(requests: &[&'m [u8]], bounds: limiter::RequestBounds) -> Result<Self, CallError> {
-        let mut each = Vec::with_capacity(requests.len());
-        let mut descriptors = 0;
-        for (index, message) in requests.iter().enumerate() {
-            let request =
-                DecodedRequest::decode(message, bounds).and_then(DecodedRequest::without_request_id);
-            let request = request.map_err(|fault| CallError::Request { request: index, fault })?;
-            descriptors += request.descriptors();
-            if descriptors > bounds.descriptors {
-                return Err(TooLarge::Descriptors { most: bounds.descriptors }.into());
-            }
-            each.push(request);
+/// Decodes requests that are decided together, and have together at most as many descriptors as one.
+fn decode_all<'m>(
+    requests: &[&'m [u8]],
+    bounds: limiter::RequestBounds,
+) -> Result<Vec<DecodedRequest<'m>>, Error> {
+    let mut each = Vec::with_capacity(requests.len());
+    let mut descriptors = 0;
+    for (index, message) in requests.iter().enumerate() {
+        let request = DecodedRequest::decode(message, bounds).and_then(DecodedRequest::without_request_id);
+        let request = request.map_err(|fault| Error::FaultOf { request: index, fault })?;
+        descriptors += request.descriptors();
+        if descriptors > bounds.descriptors {
+            return Err(TooLarge::Descriptors { most: bounds.descriptors }.into());
         }
-        Ok(Self(each))
+        each.push(request);
     }
-
-    fn parts(&self, verb: Verb, timeout: Option<Duration>) -> Result<Vec<limiter::Request<'_>>, CallError> {
-        let each = self.0.iter().enumerate().map(|(index, request)| {
-            let asked = request.limiter_request(verb, timeout);
-            asked.map_err(|fault| CallError::Request { request: index, fault })
-        });
-        each.collect()
-    }
+    Ok(each)
 }
 
-fn together<'r>(parts: &[limiter::Request<'r>]) -> Result<limiter::Request<'r>, CallError> {
+fn together<'r>(parts: &[limiter::Request<'r>]) -> Result<limiter::Request<'r>, Error> {
     limiter::Request::together(parts)
-        .map_err(|(request, error)| CallError::Request { request, fault: error.into() })
+        .map_err(|(request, error)| Error::FaultOf { request, fault: error.into() })
 }
 
 #[cfg(test)]

@@ -14,8 +14,8 @@ use tollgate_wire::{
 
 use crate::api::{
     call::Verb,
-    descriptors::{DecodedDescriptor, DescriptorView, Descriptors},
-    error::{CallError, RequestFault},
+    descriptors::{DecodedDescriptor, Descriptors},
+    error::{Error, RequestFault},
 };
 
 /// The encoded requests of a call.
@@ -38,7 +38,7 @@ pub(super) struct DecodedRequest<'m> {
 impl<'m> EncodedRequests<'m> {
     /// Decodes a call within `bounds`. Its requests are decoded later, one by one.
     #[inline]
-    pub(super) fn decode(verb: Verb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, CallError> {
+    pub(super) fn decode(verb: Verb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, Error> {
         let mut size = CallSize::new(bounds);
         let is_large = message.len() >= CallSize::BYTES_MIN;
         let mut each = SmallVec::new();
@@ -54,15 +54,15 @@ impl<'m> EncodedRequests<'m> {
                     each.push(request);
                 }
                 (2, FieldValue::Varint(number)) if verb == Verb::Check => mode = number as i32,
-                (1, _wrong_type) => return Err(CallError::Malformed),
-                (2, _wrong_type) if verb == Verb::Check => return Err(CallError::Malformed),
+                (1, _wrong_type) => return Err(MalformedMessage.into()),
+                (2, _wrong_type) if verb == Verb::Check => return Err(MalformedMessage.into()),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
         }
         if each.is_empty() {
-            return Err(CallError::NoRequests);
+            return Err(Error::NoRequests);
         }
-        Ok(Self { each, mode: Mode::try_from(mode).map_err(|_| CallError::Mode(mode))? })
+        Ok(Self { each, mode: Mode::try_from(mode).map_err(|_| Error::Mode(mode))? })
     }
 }
 
@@ -134,7 +134,7 @@ impl<'m> DecodedRequest<'m> {
 
     /// The number of its descriptors.
     pub(super) fn descriptors(&self) -> usize {
-        self.descriptors.views().count()
+        self.descriptors.each.len()
     }
 
     /// The request in the form of the limiter, of a caller that waits for `timeout`.
@@ -144,11 +144,11 @@ impl<'m> DecodedRequest<'m> {
         verb: Verb,
         timeout: Option<Duration>,
     ) -> Result<limiter::Request<'_>, RequestFault> {
-        let has_hits = || self.hits != 0 || self.descriptors.views().any(|view| view.hits.is_some());
+        let has_hits = || self.hits != 0 || self.descriptors.each.iter().any(|view| view.hits.is_some());
         if verb == Verb::Peek && has_hits() {
             return Err(RequestFault::HitsOfPeek);
         }
-        let operation = |view: &DescriptorView<'_, '_>| match (verb, view.hits.unwrap_or(self.hits.max(1))) {
+        let operation = |view: &DecodedDescriptor| match (verb, view.hits.unwrap_or(self.hits.max(1))) {
             (Verb::Peek, _) | (Verb::Check | Verb::Refund, 0) => Operation::Peek,
             (Verb::Check, hits) => Operation::Charge(hits),
             (Verb::Refund, hits) => Operation::Refund(hits),
@@ -171,15 +171,18 @@ impl<'m> DomainDescriptors<'m> {
     pub(super) fn decode(
         message: &'m [u8],
         bounds: RequestBounds,
-        mut other: impl FnMut(u32, FieldValue<'m>) -> Result<(), CallError>,
-    ) -> Result<Self, CallError> {
+        mut other: impl FnMut(u32, FieldValue<'m>) -> Result<(), Error>,
+    ) -> Result<Self, Error> {
         let mut named = Self::default();
         let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(domain)) => named.domain = text(domain)?,
-                (2, FieldValue::Bytes(descriptor)) => named.descriptors.add(descriptor, bounds, read_hits)?,
-                (1..=2, _wrong_type) => return Err(CallError::Malformed),
+                (2, FieldValue::Bytes(descriptor)) => named
+                    .descriptors
+                    .add(descriptor, bounds, read_hits)
+                    .map_err(Error::in_message("valid"))?,
+                (1..=2, _wrong_type) => return Err(MalformedMessage.into()),
                 (number, value) => other(number, value)?,
             }
         }

@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use prost::Message as _;
 use tollgate_limiter::limiter::{Descriptor, HeldAnswer, Status};
-use tollgate_rules::Unit;
 use tollgate_store::{SettleOutcome, Settled};
 use tollgate_wire::{
-    proto::tollgate::v1::{answer::Verdict, limit, settled_limit::Outcome},
+    proto::tollgate::v1::{answer::Verdict, settled_limit::Outcome},
     protobuf::{begin, nested, number, text_field},
 };
 
-use crate::api::Error;
+use crate::api::{Error, descriptors::unit_number};
 
 /// The verdict on one request, and the limits that apply to it.
 pub(super) struct DecidedRequest<'r, 's> {
@@ -64,7 +63,7 @@ fn limit_status(out: &mut Vec<u8>, index: u64, status: &Status<'_>, descriptor: 
         number(out, 1, index);
         text_field(out, 2, rule(status));
         number(out, 3, limit.requests_per_unit);
-        number(out, 4, unit(limit.unit) as u64);
+        number(out, 4, unit_number(limit.unit) as u64);
         number(out, 5, status.remaining);
         if let Some(after) = status.reset_after.filter(|_| status.most_hits(descriptor).is_none()) {
             duration(out, 6, after);
@@ -117,18 +116,4 @@ fn duration(out: &mut Vec<u8>, field: u8, duration: Duration) {
         number(out, 1, duration.as_secs().min(i64::MAX as u64));
         number(out, 2, duration.subsec_nanos().into());
     });
-}
-
-/// A unit as it is sent.
-pub(super) fn unit(unit: Option<Unit>) -> limit::Unit {
-    match unit {
-        None => limit::Unit::Unknown,
-        Some(Unit::Second) => limit::Unit::Second,
-        Some(Unit::Minute) => limit::Unit::Minute,
-        Some(Unit::Hour) => limit::Unit::Hour,
-        Some(Unit::Day) => limit::Unit::Day,
-        Some(Unit::Week) => limit::Unit::Week,
-        Some(Unit::Month) => limit::Unit::Month,
-        Some(Unit::Year) => limit::Unit::Year,
-    }
 }

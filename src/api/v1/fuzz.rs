@@ -14,8 +14,7 @@ use tollgate_wire::{
 
 use crate::api::{
     Api, Error,
-    call::{ApiKind, Call, CallReply, Handled, HoldVerb, Method, ResetPrecision, SingleMethod, Verb},
-    error::CallError,
+    call::{ApiKind, Call, CallReply, Handled, HoldVerb, Method, ResetPrecision, Verb},
     fuzz::api,
     v1::stream::CREDITS,
 };
@@ -34,7 +33,7 @@ pub fn v1(message: &[u8]) {
         };
         match at_once(api().handle(call, &Caller::default())) {
             Ok(reply) => check_reply(&reply, message),
-            Err(Error::Call(CallError::Malformed)) => assert!(decoded.is_err()),
+            Err(Error::Malformed(_)) => assert!(decoded.is_err()),
             Err(error) => assert!(error.is_caller_error(), "{error}"),
         }
     }
@@ -68,7 +67,7 @@ fn hold(message: &[u8]) {
     {
         match call_hold(&api, verb, message) {
             Ok(reply) => check_hold_reply(verb, &reply),
-            Err(Error::Call(CallError::Malformed)) => assert!(is_malformed),
+            Err(Error::Malformed(_)) => assert!(is_malformed),
             Err(error) => assert!(error.is_caller_error() || is_exhausted(error), "{error}"),
         }
     }
@@ -93,7 +92,7 @@ fn hold(message: &[u8]) {
 
 fn call_hold(api: &Api, verb: HoldVerb, message: &[u8]) -> Result<CallReply, Error> {
     let call = Call {
-        method: Method::Single(SingleMethod::Hold(verb)),
+        method: Method::Hold(verb),
         message,
         metadata: None,
         precision: ResetPrecision::Nanos,

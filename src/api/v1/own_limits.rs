@@ -12,14 +12,14 @@ use tollgate_counter::{
     time::Timestamp,
 };
 use tollgate_limiter::limiter::{ActiveView, CallSize, CounterRef, NoCounter, OwnLimitsOf, RequestBounds};
-use tollgate_rules::{ActiveRules, Domain, OwnNumbers, Rules, Unit};
+use tollgate_rules::{ActiveRules, Domain, OwnNumbers, Rules};
 use tollgate_store::{
     OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState, OwnTerms,
 };
 use tollgate_telemetry::logs::UNLIMITED;
 use tollgate_wire::{
     proto::{google::rpc, tollgate::v1},
-    protobuf::FRAME_PREFIX_BYTES,
+    protobuf::{FRAME_PREFIX_BYTES, MalformedMessage},
 };
 use tonic::Code;
 use tracing::info;
@@ -27,8 +27,9 @@ use tracing::info;
 use crate::api::{
     Api, Error,
     call::CallReply,
-    error::{CallError, OperatorError, Reason as _, details},
-    v1::{decode::DomainDescriptors, encode, reset::unescaped},
+    descriptors::{unit, unit_number},
+    error::{Reason as _, details},
+    v1::{decode::DomainDescriptors, reset::unescaped},
 };
 
 /// How many counters elsewhere are asked at a time.
@@ -134,7 +135,7 @@ impl Api {
         DomainDescriptors::decode(message, bounds, |_unknown, _| Ok(()))?;
         let v1::GetLimitsRequest { domain, descriptors } = decoded(message)?;
         if descriptors.is_empty() {
-            return Err(CallError::NoRequests.into());
+            return Err(Error::NoRequests);
         }
         Ok((domain, descriptors))
     }
@@ -249,11 +250,11 @@ impl Api {
         };
         let mut position = match &*page_token {
             "" => None,
-            token => Some(OwnLimitPosition::from_token(token).ok_or(OperatorError::PageToken)?),
+            token => Some(OwnLimitPosition::from_token(token).ok_or(Error::PageToken)?),
         };
         let view = self.limiter.view();
         let mut size = CallSize::new(self.settings.bounds());
-        prefix.iter().try_for_each(|_| size.entry()).map_err(CallError::from)?;
+        prefix.iter().try_for_each(|_| size.entry())?;
         let prefix: Vec<_> =
             prefix.iter().map(|entry| (as_text(&entry.key), as_text(&entry.value))).collect();
         let listed = |state: &OwnLimitState| {
@@ -267,7 +268,7 @@ impl Api {
         for _step in 0..LIST_STEPS_MAX {
             let part =
                 view.own_limits(OwnLimitsOf::AllReplicas, position, page - limits.len(), &listed).await;
-            let (found, next) = part.map_err(OperatorError::NotListed)?;
+            let (found, next) = part.map_err(Error::NotListed)?;
             limits.extend(found);
             position = next;
             if position.is_none() || limits.len() >= page {
@@ -385,7 +386,7 @@ async fn renewed_limit<'s>(
 }
 
 /// Each limit counts as a request with one descriptor.
-fn require_bounds(limits: &[v1::SetLimit], bounds: RequestBounds) -> Result<(), CallError> {
+fn require_bounds(limits: &[v1::SetLimit], bounds: RequestBounds) -> Result<(), Error> {
     let mut size = CallSize::of_limits(bounds);
     for set in limits {
         size.request()?;
@@ -395,11 +396,11 @@ fn require_bounds(limits: &[v1::SetLimit], bounds: RequestBounds) -> Result<(), 
         size.descriptor()?;
         descriptor.entries.iter().try_for_each(|_| size.entry())?;
     }
-    if limits.is_empty() { Err(CallError::NoRequests) } else { Ok(()) }
+    if limits.is_empty() { Err(Error::NoRequests) } else { Ok(()) }
 }
 
 fn decoded<M: Message + Default>(message: &[u8]) -> Result<M, Error> {
-    M::decode(message).map_err(|_| CallError::Malformed.into())
+    M::decode(message).map_err(|_| MalformedMessage.into())
 }
 
 fn reply(message: &impl Message) -> CallReply {
@@ -484,9 +485,14 @@ async fn check<'s>(
     let limit = limit.ok_or_else(|| LimitError::invalid("NO_LIMIT", "`limit` is missing"))?;
     let entries = entries(&limit.key.unwrap_or_default())?;
     let counter = view.counter_ref(&limit.domain, &as_entries(&entries)).await?;
+    // Without one it is that of the rule.
+    let unit = unit(limit.unit);
+    if unit_number(unit) != limit.unit {
+        return Err(LimitError::invalid("OUT_OF_BOUNDS", format!("`unit` cannot be {}", limit.unit)));
+    }
     let numbers = OwnNumbers {
         requests_per_unit: limit.requests_per_unit,
-        unit: unit(limit.unit)?,
+        unit,
         burst: limit.burst,
         refill_amount: limit.refill_amount,
         max_in_flight: limit.max_in_flight,
@@ -537,22 +543,6 @@ async fn check<'s>(
     Ok(CheckedChange { counter, record, change })
 }
 
-/// The unit of a number of requests; `None` for that of the rule.
-fn unit(number: i32) -> Result<Option<Unit>, LimitError> {
-    let unit = match v1::limit::Unit::try_from(number) {
-        Ok(v1::limit::Unit::Unknown) => return Ok(None),
-        Ok(v1::limit::Unit::Second) => Unit::Second,
-        Ok(v1::limit::Unit::Minute) => Unit::Minute,
-        Ok(v1::limit::Unit::Hour) => Unit::Hour,
-        Ok(v1::limit::Unit::Day) => Unit::Day,
-        Ok(v1::limit::Unit::Week) => Unit::Week,
-        Ok(v1::limit::Unit::Month) => Unit::Month,
-        Ok(v1::limit::Unit::Year) => Unit::Year,
-        Err(_) => return Err(LimitError::invalid("OUT_OF_BOUNDS", format!("`unit` cannot be {number}"))),
-    };
-    Ok(Some(unit))
-}
-
 fn result(counter: &CounterRef<'_>, state: Option<&OwnLimitState>) -> v1::LimitResult {
     let applies = state.filter(|state| state.terms.is_some());
     let limit = applies.and_then(|state| {
@@ -594,7 +584,7 @@ fn own_limit(record: &OwnLimitRecord, state: &OwnLimitState) -> v1::OwnLimit {
             nanos: (record.set_at % 1_000 * 1_000_000) as i32,
         }),
         version: state.version,
-        unit: encode::unit(unit).into(),
+        unit: unit_number(unit),
         set_by_is_claimed: !record.set_by.is_empty() && !record.is_certified,
     }
 }

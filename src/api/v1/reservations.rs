@@ -9,13 +9,12 @@ use tollgate_limiter::limiter::{
 use tollgate_store::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry};
 use tollgate_wire::{
     proto::tollgate::v1::reserve_request,
-    protobuf::{FRAME_PREFIX_BYTES, FieldValue, number, text, text_field},
+    protobuf::{FRAME_PREFIX_BYTES, FieldValue, MalformedMessage, number, text, text_field},
 };
 
 use crate::api::{
     Api, Error,
     call::{Call, CallReply, Handled, HoldVerb},
-    error::CallError,
     v1::{
         decode::{DomainDescriptors, duration},
         encode::{self, DecidedRequest},
@@ -28,7 +27,8 @@ const RESPONSE_BYTES: usize = 128;
 /// A decoded call.
 struct HoldCall<'m> {
     named: DomainDescriptors<'m>,
-    hits: DescriptorHits,
+    // Of descriptors that name none. `None`: each descriptor has 0, whatever it names.
+    hits: Option<u64>,
     id: Cow<'m, str>,
     hold: HoldRequest,
 }
@@ -41,20 +41,11 @@ pub(in crate::api) struct PlannedHold {
     plan: Box<Plan>,
 }
 
-/// The hits of each descriptor.
-#[derive(Clone, Copy)]
-enum DescriptorHits {
-    /// The hits that the descriptor names, or these if it names none.
-    OwnOr(u64),
-    /// None, whatever the descriptor says.
-    None,
-}
-
 impl<'m> HoldCall<'m> {
     fn decode(verb: HoldVerb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, Error> {
         match verb {
             HoldVerb::Reserve => Self::decode_reserve(message, bounds),
-            HoldVerb::Settle | HoldVerb::Cancel => Ok(Self::decode_end(verb, message, bounds)?),
+            HoldVerb::Settle | HoldVerb::Cancel => Self::decode_end(verb, message, bounds),
         }
     }
 
@@ -66,31 +57,31 @@ impl<'m> HoldCall<'m> {
         let named = DomainDescriptors::decode(message, bounds, |number, value| {
             match (number, value) {
                 (3, FieldValue::Varint(hits)) => amount = hits,
-                (4, FieldValue::Bytes(given)) => ttl = duration(given).ok_or(CallError::Ttl)?,
+                (4, FieldValue::Bytes(given)) => ttl = duration(given).ok_or(Error::Ttl)?,
                 (5, FieldValue::Bytes(given)) => id = text(given)?,
                 (6, FieldValue::Varint(number)) => on_expiry = number as i32,
-                (3..=6, _wrong_type) => return Err(CallError::Malformed),
+                (3..=6, _wrong_type) => return Err(MalformedMessage.into()),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
             Ok(())
         })?;
         let on_expiry = on_expiry_of(on_expiry)?;
         let mut each = Vec::new();
-        if named.descriptors.views().any(|view| view.on_expiry.is_some()) {
-            let own = named.descriptors.views().map(|view| view.on_expiry.map(on_expiry_of).transpose());
+        if named.descriptors.each.iter().any(|view| view.on_expiry.is_some()) {
+            let own = named.descriptors.each.iter().map(|view| view.on_expiry.map(on_expiry_of).transpose());
             each = own.collect::<Result<_, _>>()?;
         }
         let id = match id {
             "" => Cow::Owned(format!("{:032x}", rand::random::<u128>())),
             given => Cow::Borrowed(given),
         };
-        let hold_id = HoldId::new(id.as_bytes()).map_err(CallError::from)?;
+        let hold_id = HoldId::new(id.as_bytes())?;
         let terms = HoldTerms::new(hold_id, ttl, on_expiry).map_err(limiter::HoldError::from)?;
         let terms = terms.with_descriptors(each);
-        Ok(Self { named, hits: DescriptorHits::OwnOr(amount.max(1)), id, hold: HoldRequest::Reserve(terms) })
+        Ok(Self { named, hits: Some(amount.max(1)), id, hold: HoldRequest::Reserve(terms) })
     }
 
-    fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, CallError> {
+    fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, Error> {
         let mut id = "";
         let mut actual = 0;
         let has_actual = verb == HoldVerb::Settle;
@@ -98,16 +89,16 @@ impl<'m> HoldCall<'m> {
             match (number, value) {
                 (3, FieldValue::Bytes(given)) => id = text(given)?,
                 (4, FieldValue::Varint(hits)) if has_actual => actual = hits,
-                (3, _wrong_type) => return Err(CallError::Malformed),
-                (4, _wrong_type) if has_actual => return Err(CallError::Malformed),
+                (3, _wrong_type) => return Err(MalformedMessage.into()),
+                (4, _wrong_type) if has_actual => return Err(MalformedMessage.into()),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
             Ok(())
         })?;
         if id.is_empty() {
-            return Err(CallError::NoId);
+            return Err(Error::NoId);
         }
-        let hits = if has_actual { DescriptorHits::OwnOr(actual) } else { DescriptorHits::None };
+        let hits = has_actual.then_some(actual);
         let hold = HoldRequest::Settle(HoldId::new(id.as_bytes())?);
         Ok(Self { named, hits, id: Cow::Borrowed(id), hold })
     }
@@ -116,10 +107,7 @@ impl<'m> HoldCall<'m> {
     fn limiter_request(&self, timeout: Option<Duration>) -> Result<limiter::Request<'_>, Error> {
         let DomainDescriptors { domain, descriptors } = &self.named;
         let request = descriptors.limiter_request(domain, timeout, |view| {
-            Operation::Charge(match self.hits {
-                DescriptorHits::OwnOr(hits) => view.hits.unwrap_or(hits),
-                DescriptorHits::None => 0,
-            })
+            Operation::Charge(self.hits.map_or(0, |hits| view.hits.unwrap_or(hits)))
         });
         // The answer does not wait for the turn.
         Ok(request?.with_any_turn())
@@ -201,10 +189,10 @@ impl PlannedHold {
 }
 
 /// What happens at the expiry, by its number.
-fn on_expiry_of(number: i32) -> Result<OnExpiry, CallError> {
+fn on_expiry_of(number: i32) -> Result<OnExpiry, Error> {
     match reserve_request::OnExpiry::try_from(number) {
         Ok(reserve_request::OnExpiry::Release) => Ok(OnExpiry::Release),
         Ok(reserve_request::OnExpiry::Charge) => Ok(OnExpiry::Charge),
-        Err(_) => Err(CallError::OnExpiry(number)),
+        Err(_) => Err(Error::OnExpiry(number)),
     }
 }

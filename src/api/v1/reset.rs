@@ -15,7 +15,7 @@ use tracing::info;
 use crate::api::{
     Api, Error,
     call::{CallReply, OperatorVerb},
-    error::{AccessError, OperatorError},
+    error::AccessError,
     v1::decode::DomainDescriptors,
 };
 
@@ -28,8 +28,8 @@ impl Api {
         metadata: Option<&HeaderMap>,
         caller: &Caller,
     ) -> Result<CallReply, Error> {
-        let access = self.reset_access.as_ref().ok_or(AccessError::NoToken).map_err(OperatorError::from)?;
-        access.check(metadata).await.map_err(OperatorError::from)?;
+        let access = self.reset_access.as_ref().ok_or(AccessError::NoToken)?;
+        access.check(metadata).await?;
         match verb {
             OperatorVerb::Reset => self.reset(message).await,
             OperatorVerb::SetLimits => self.set_limits(message, caller).await,
@@ -46,15 +46,16 @@ impl Api {
         let bounds = self.settings.bounds();
         let DomainDescriptors { domain, descriptors } =
             DomainDescriptors::decode(message, bounds, |_unknown, _| Ok(()))?;
-        if let Some(index) = descriptors.views().position(|view| view.limit.is_some() || view.hits.is_some())
+        if let Some(index) =
+            descriptors.each.iter().position(|view| view.limit.is_some() || view.hits.is_some())
         {
-            return Err(OperatorError::LimitOrHits(index).into());
+            return Err(Error::LimitOrHits(index));
         }
         let request = descriptors.limiter_request(domain, None, |_| Operation::Peek)?;
-        let no_counter = |descriptor, error| OperatorError::NoCounter { descriptor, error };
+        let no_counter = |descriptor, error| Error::NoCounter { descriptor, error };
         let mut counters = Vec::new();
         for (index, descriptor) in request.descriptors().iter().enumerate() {
-            let parts = unescaped(descriptor.entries).ok_or(OperatorError::NotEscaped(index))?;
+            let parts = unescaped(descriptor.entries).ok_or(Error::NotEscaped(index))?;
             let entries: Vec<_> = parts.iter().map(|(key, value)| Entry::new(key, value)).collect();
             let counter = view.counter_ref(domain, &entries).await;
             counters.push(counter.map_err(|error| no_counter(index, error))?);

@@ -11,7 +11,6 @@ use tollgate_wire::protobuf::{
 use crate::api::{
     Api, ApiKind, Error,
     call::{Handled, Verb},
-    error::CallError,
     v1::{PlannedCheck, decode::duration},
 };
 
@@ -33,7 +32,7 @@ pub struct WaitingQuestion {
 struct StreamQuestion<'m> {
     number: u64,
     check: &'m [u8],
-    timeout: Result<Option<Duration>, CallError>,
+    timeout: Result<Option<Duration>, Error>,
 }
 
 impl<'m> StreamQuestion<'m> {
@@ -45,7 +44,7 @@ impl<'m> StreamQuestion<'m> {
                 (1, FieldValue::Varint(number)) => question.number = number,
                 (2, FieldValue::Bytes(check)) => question.check = check,
                 (3, FieldValue::Bytes(timeout)) => {
-                    question.timeout = duration(timeout).map(Some).ok_or(CallError::Timeout);
+                    question.timeout = duration(timeout).map(Some).ok_or(Error::Timeout);
                 }
                 (1..=3, _wrong_type) => return Err(MalformedMessage),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
@@ -55,7 +54,7 @@ impl<'m> StreamQuestion<'m> {
     }
 
     /// The time that the caller waits: its own timeout, at most the `rest` of the stream.
-    fn timeout(&self, rest: Option<Duration>) -> Result<Option<Duration>, CallError> {
+    fn timeout(&self, rest: Option<Duration>) -> Result<Option<Duration>, Error> {
         let own = self.timeout?;
         Ok(own.into_iter().chain(rest).min())
     }
@@ -94,11 +93,10 @@ impl Api {
         rest: Option<Duration>,
         caller: &Caller,
     ) -> Result<Handled<Vec<u8>, WaitingQuestion>, Error> {
-        let question =
-            StreamQuestion::decode(message).map_err(|error| self.counted(CallError::from(error).into()))?;
+        let question = StreamQuestion::decode(message).map_err(|error| self.counted(error.into()))?;
         let number = question.number;
         let view = self.limiter.view();
-        let timeout = question.timeout(rest).map_err(Error::from);
+        let timeout = question.timeout(rest);
         let checked =
             timeout.and_then(|timeout| self.check(Verb::Check, question.check, timeout, &view, caller));
         let decided = match checked {

@@ -16,10 +16,7 @@ use crate::{
     api::fuzz::{api, runtime},
     server::{
         Budgets, Phase, Services,
-        acceptor::{
-            Limits, ListenerTerms, Protocols, WhenFull,
-            connections::{Alpn, ConnectionContext},
-        },
+        acceptor::{Alpn, ConnectionContext, Limits, ListenerTerms, Protocols, WhenFull},
         components::grpc_routes,
     },
     settings::{self, Setting, Settings, SettingsSources},

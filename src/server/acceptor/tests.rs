@@ -30,11 +30,7 @@ use tollgate_wire::proto::envoy::{
 
 use crate::{
     api::Api,
-    server::{
-        Budgets,
-        acceptor::connections::{Alpn, jittered},
-        listen::Socket,
-    },
+    server::{Budgets, listen::Socket},
     settings::Settings,
 };
 

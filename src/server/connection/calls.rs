@@ -2,20 +2,32 @@
 
 use std::{
     collections::VecDeque,
+    future::{Future, poll_fn, ready},
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
-use axum::http::{HeaderMap, Request};
-use h2::{RecvStream, server::SendResponse};
-use hyper::body::Bytes;
+use axum::{
+    body::Body,
+    http::{self, HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header},
+};
+use futures_util::stream::{FuturesUnordered, Stream as _, StreamExt as _};
+use h2::{Reason, RecvStream, SendStream, server::SendResponse};
+use hyper::body::{Body as _, Bytes};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tollgate_quota::QuotaStream;
 use tonic::{Code, Status};
+use tracing::debug;
 
 use crate::{
-    api::{ApiKind, Call, CallReply, Handled, Method, ReadBatch, WaitingCall, call::CHECK_STREAM_PATH},
+    api::{
+        ApiKind, Call, CallReply, Error, Handled, Method, ReadBatch, WaitingCall, call::CHECK_STREAM_PATH,
+    },
     server::{
+        body::{self, GRPC_CONTENT_TYPE, ok_trailers},
         message::{self, MessageError},
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::{ConnectionBytes, Share},
@@ -24,17 +36,11 @@ use crate::{
     },
 };
 
-mod pending;
-mod rejection;
-mod replies;
-
-pub(super) use pending::{CALLS_PER_POLL_MAX, PendingCalls};
-
-use rejection::RequestRejection;
-use replies::{
-    CallFailure, Decided, log_error, send_decided, send_delayed_reply, send_error, send_message,
-    send_response_of,
-};
+const UNCOMPRESSED: HeaderValue = HeaderValue::from_static("identity");
+static GRPC_ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
+static GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+/// Maximum number of calls that are decided before their replies are written.
+pub(super) const CALLS_PER_POLL_MAX: usize = 128;
 
 /// State shared by the calls of a connection.
 pub(super) struct ConnectionCalls<'a> {
@@ -287,14 +293,20 @@ impl ConnectionCalls<'_> {
         let service = self.service.clone();
         let unsent = self.unsent.clone();
         if Services::is_streaming(&request) {
-            return self.pending.push(send_response_of(service.handle(request, None), respond, unsent));
+            let request = request.map(body::streamed);
+            let response = async move { service.route(request).await };
+            return self.pending.push(send_response_of(response, respond, unsent));
         }
         let mut share = self.requests.share(head_bytes(&request));
         self.pending.push(async move {
             let read = message::read(request.body_mut(), None, &mut share).await;
             drop(share);
             match read {
-                Ok(framed) => send_response_of(service.handle(request, Some(framed)), respond, unsent).await,
+                Ok(framed) => {
+                    let request = request.map(|_read| Body::from(framed));
+                    // Boxed to keep the future of a call that is read small.
+                    send_response_of(Box::pin(service.route(request)), respond, unsent).await
+                }
                 Err(error) => {
                     let failure = CallFailure::from_message_error(&error);
                     send_error(&service, request.uri().path(), &mut respond, failure)
@@ -362,4 +374,272 @@ async fn decide(service: &Services, method: Method, headers: &HeaderMap, framed:
     let precision = api.precision();
     let call = Call { method, message, metadata, precision, api: ApiKind::over_grpc(method) };
     api.handle(call, connection).await.map_err(|error| Some(error.into()))
+}
+
+/// Calls of a connection that wait for something.
+#[derive(Default)]
+pub(super) struct PendingCalls(FuturesUnordered<Pin<Box<dyn Future<Output = Completed> + Send>>>);
+
+impl PendingCalls {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds a call.
+    // Not in another future, which would have twice the size. `inline(always)`: it is large to move.
+    #[inline(always)]
+    fn push(&self, call: impl Future<Output = Completed> + Send + 'static) {
+        self.0.push(Box::pin(call));
+    }
+
+    /// Polls pending calls that were woken. Returns whether any completed.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> bool {
+        for completed in 0..CALLS_PER_POLL_MAX {
+            match Pin::new(&mut self.0).poll_next(cx) {
+                Poll::Ready(Some(call)) => log_error(call),
+                Poll::Ready(None) | Poll::Pending => return completed > 0,
+            }
+        }
+        true
+    }
+}
+
+/// A call that was forwarded is decided to its end, also if its connection closes: if it is refused, what it has charged
+/// at other replicas is taken back. Calls that wait for their client end at once, because their streams have failed.
+impl Drop for PendingCalls {
+    fn drop(&mut self) {
+        let calls = std::mem::take(&mut self.0);
+        // Without a runtime the process has stopped.
+        if !calls.is_empty()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(calls.for_each(|call| {
+                log_error(call);
+                ready(())
+            }));
+        }
+    }
+}
+
+/// Why a request is not valid gRPC, or cannot be read.
+enum RequestRejection {
+    Method,
+    ContentType,
+    Compressed,
+}
+
+impl RequestRejection {
+    fn from_request(request: &Request<RecvStream>) -> Option<Self> {
+        if request.method() != http::Method::POST {
+            Some(Self::Method)
+        } else if !is_grpc(request.headers()) {
+            Some(Self::ContentType)
+        } else if request.headers().get(&GRPC_ENCODING).is_some_and(|encoding| *encoding != UNCOMPRESSED) {
+            Some(Self::Compressed)
+        } else {
+            None
+        }
+    }
+
+    /// The reason by which it is counted.
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Method | Self::ContentType => "NOT_GRPC",
+            Self::Compressed => "COMPRESSED",
+        }
+    }
+
+    /// The status as which a client of gRPC sees the response.
+    fn status(&self) -> Status {
+        match self {
+            Self::Method => Status::unknown("the method of HTTP is not POST"),
+            Self::ContentType => Status::unknown("the content type is not that of gRPC"),
+            Self::Compressed => Status::unimplemented("compressed messages are not supported"),
+        }
+    }
+
+    fn response(&self) -> Response<()> {
+        let mut response = Response::new(());
+        match self {
+            Self::Method => {
+                *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+                response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
+            }
+            Self::ContentType => *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Compressed => {
+                response = self.status().into_http();
+                response.headers_mut().insert(&GRPC_ACCEPT_ENCODING, UNCOMPRESSED);
+            }
+        }
+        response
+    }
+}
+
+/// Whether the content type is gRPC.
+fn is_grpc(headers: &HeaderMap) -> bool {
+    let Some(given) = headers.get(header::CONTENT_TYPE) else { return false };
+    let rest = given.as_bytes().strip_prefix(GRPC_CONTENT_TYPE.as_bytes());
+    matches!(rest, Some([] | [b'+' | b';', ..]))
+}
+
+/// How a call has ended.
+type Completed = Result<(), h2::Error>;
+
+/// The reply to a call, or its error; `None` if its stream is closed.
+type Decided = Result<CallReply, Option<CallFailure>>;
+
+/// Why a call is answered with an error.
+#[derive(Debug)]
+struct CallFailure {
+    status: Status,
+    /// The reason by which it is counted.
+    reason: &'static str,
+}
+
+impl CallFailure {
+    fn new(reason: &'static str, status: Status) -> Self {
+        Self { status, reason }
+    }
+
+    /// The rejection of a body without a valid message; `None` if the stream is already closed.
+    fn from_message_error(error: &MessageError) -> Option<Self> {
+        Some(Self { status: error.status()?, reason: error.reason() })
+    }
+}
+
+impl From<Error> for CallFailure {
+    fn from(error: Error) -> Self {
+        Self { reason: error.reason_name(), status: error.into() }
+    }
+}
+
+/// Replies with an error, and counts it. `None`: the stream is already closed.
+fn send_error(
+    service: &Services,
+    path: &str,
+    respond: &mut SendResponse<ReplyPart>,
+    failure: Option<CallFailure>,
+) -> Result<(), h2::Error> {
+    let Some(CallFailure { status, reason }) = failure else { return Ok(()) };
+    service.failed(path, reason, &status);
+    respond.send_response(status.into_http(), true).map(drop)
+}
+
+/// Sends the reply and its OK trailers. Flow control may delay the bytes.
+fn send_reply(
+    respond: &mut SendResponse<ReplyPart>,
+    reply: CallReply,
+    unsent: &Unsent,
+) -> Result<(), h2::Error> {
+    send_message(respond, unsent.part(reply.frame.into()))
+}
+
+/// Sends a reply whose unsent bytes are already counted, and its OK trailers.
+fn send_message(respond: &mut SendResponse<ReplyPart>, message: ReplyPart) -> Result<(), h2::Error> {
+    let mut response = Response::new(());
+    // Allocates room for one header only.
+    *response.headers_mut() = HeaderMap::with_capacity(1);
+    response.headers_mut().insert(header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
+    let mut stream = respond.send_response(response, false)?;
+    stream.send_data(message, false)?;
+    stream.send_trailers(ok_trailers())
+}
+
+async fn wait_for(service: &Services, delay: Duration) {
+    if let Some((api, _)) = service.api() {
+        api.wait(delay).await;
+    }
+}
+
+/// Sends the reply after its delay, unless the client resets the call.
+async fn send_delayed_reply(
+    service: &Services,
+    reply: CallReply,
+    mut respond: SendResponse<ReplyPart>,
+    unsent: &Unsent,
+) -> Result<(), h2::Error> {
+    tokio::select! {
+        biased;
+        () = wait_for(service, reply.delay) => send_reply(&mut respond, reply, unsent),
+        reset = poll_fn(|cx| respond.poll_reset(cx)) => reset.map(drop),
+    }
+}
+
+/// Sends the reply or the error of a call, unless its stream is closed.
+async fn send_decided(
+    service: &Services,
+    method: Method,
+    decided: Decided,
+    mut respond: SendResponse<ReplyPart>,
+    unsent: &Unsent,
+) -> Completed {
+    match decided {
+        Ok(reply) if reply.delay.is_zero() => send_reply(&mut respond, reply, unsent),
+        // Boxed to keep the future of a call without delay small.
+        Ok(reply) => Box::pin(send_delayed_reply(service, reply, respond, unsent)).await,
+        Err(failure) => send_error(service, method.path(), &mut respond, failure),
+    }
+}
+
+/// Sends the response that `response` resolves to, unless the client resets the call.
+async fn send_response_of(
+    response: impl Future<Output = Response<Body>>,
+    mut respond: SendResponse<ReplyPart>,
+    unsent: Unsent,
+) -> Result<(), h2::Error> {
+    let response = tokio::select! {
+        biased;
+        response = response => response,
+        reset = poll_fn(|cx| respond.poll_reset(cx)) => return reset.map(drop),
+    };
+    let (head, mut body) = response.into_parts();
+    let is_end_stream = body.is_end_stream();
+    let mut stream = respond.send_response(Response::from_parts(head, ()), is_end_stream)?;
+    if is_end_stream {
+        return Ok(());
+    }
+    loop {
+        let next = tokio::select! {
+            biased;
+            next = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)) => next,
+            reset = poll_fn(|cx| stream.poll_reset(cx)) => return reset.map(drop),
+        };
+        match next {
+            None => return stream.send_data(unsent.part(Bytes::new()), true),
+            Some(Err(error)) => {
+                debug!(%error, "response body failed");
+                stream.send_reset(Reason::INTERNAL_ERROR);
+                return Ok(());
+            }
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => send(&mut stream, data, &unsent).await?,
+                // Other frame types are not sent.
+                Err(frame) => {
+                    if let Ok(trailers) = frame.into_trailers() {
+                        return stream.send_trailers(trailers);
+                    }
+                }
+            },
+        }
+    }
+}
+
+/// Sends `data` as flow control allows.
+async fn send(stream: &mut SendStream<ReplyPart>, mut data: Bytes, unsent: &Unsent) -> Result<(), h2::Error> {
+    while !data.is_empty() {
+        stream.reserve_capacity(data.len());
+        while stream.capacity() == 0 {
+            // `None`: the stream is closed.
+            poll_fn(|cx| stream.poll_capacity(cx)).await.unwrap_or(Err(Reason::CANCEL.into()))?;
+        }
+        let chunk = data.split_to(stream.capacity().min(data.len()));
+        stream.send_data(unsent.part(chunk), false)?;
+    }
+    Ok(())
+}
+
+fn log_error(completed: Completed) {
+    if let Err(error) = completed {
+        debug!(%error, "call failed");
+    }
 }

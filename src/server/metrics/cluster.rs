@@ -11,7 +11,7 @@ pub(super) struct ClusterValues {
     pub(super) backup_bytes: usize,
 }
 
-metrics! { ClusterValues;
+metrics! { METRICS: ClusterValues;
     Gauge "tollgate_cluster_state" ["state"]
         "1 for the current state of this replica: joining, serving or draining; 0 for the other states."
         => |all, family| {

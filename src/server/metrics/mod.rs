@@ -1,9 +1,6 @@
 //! The metrics page.
 //!
-//! A metric is one row of [`api::METRICS`], [`replica`], [`cluster`], [`shared_store`], [`limits`], [`rules_url`] or [`xds`]: its name,
-//! its help and its series.
-
-use std::sync::Arc;
+//! A metric is one row of [`api::METRICS`], [`replica`], [`cluster`] or [`optional`]: its name, its help and its series.
 
 use axum::{
     Router,
@@ -12,9 +9,6 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use tollgate_cluster::Cluster;
-use tollgate_limiter::limiter::LimitCache;
-use tollgate_quota::QuotaService;
 use tollgate_shared_store::SharedStore;
 use tollgate_telemetry::metrics::{self, Metric, Page, Row};
 
@@ -24,71 +18,41 @@ use crate::api::{
 };
 
 mod cluster;
-mod limits;
-mod reference;
+mod optional;
 mod replica;
-mod rules_url;
-mod shared_store;
-mod xds;
 
 pub(super) use replica::MetricsSources;
 
 /// The metrics of every replica, in the order of the page.
 pub fn replica_metrics() -> impl Iterator<Item = &'static Metric> {
-    let of_api = api::METRICS.iter().map(|row| &row.metric);
-    replica::ALL.iter().map(|row| &row.metric).chain(of_api)
+    each(replica::METRICS).chain(each(api::METRICS))
 }
 
 /// The metrics of a replica in a cluster, which follow the others.
 pub fn cluster_metrics() -> impl Iterator<Item = &'static Metric> {
-    cluster::ALL.iter().map(|row| &row.metric)
+    each(cluster::METRICS)
 }
 
-/// The metrics of a replica with a shared store, which follow the others.
-pub fn shared_store_metrics() -> impl Iterator<Item = &'static Metric> {
-    shared_store::ALL.iter().map(|row| &row.metric)
+/// The metrics of all replicas, whatever they have, under their own names.
+pub fn all_metrics() -> impl Iterator<Item = &'static Metric> {
+    let of_stores = each(optional::SHARED_STORE).chain(each(optional::LIMITS));
+    let of_sources = each(optional::RULES_URL).chain(each(optional::XDS));
+    let of_quotas = each(tollgate_quota::METRICS);
+    replica_metrics().chain(cluster_metrics()).chain(of_stores).chain(of_sources).chain(of_quotas)
 }
 
-/// The metrics of a replica that looks up limits of keys, which follow the others.
-pub fn limit_metrics() -> impl Iterator<Item = &'static Metric> {
-    limits::ALL.iter().map(|row| &row.metric)
-}
-
-/// The metrics of a replica with rules from a URL, which follow the others.
-pub fn rules_url_metrics() -> impl Iterator<Item = &'static Metric> {
-    rules_url::ALL.iter().map(|row| &row.metric)
-}
-
-/// The metrics of a replica with rules from a control plane, which follow the others.
-pub fn xds_metrics() -> impl Iterator<Item = &'static Metric> {
-    xds::ALL.iter().map(|row| &row.metric)
-}
-
-/// The metrics of a replica with the rate limit quota service, which follow the others.
-pub fn rlqs_metrics() -> impl Iterator<Item = &'static Metric> {
-    tollgate_quota::METRICS.iter().map(|row| &row.metric)
+fn each<R>(rows: &'static [Row<R>]) -> impl Iterator<Item = &'static Metric> {
+    rows.iter().map(|row| &row.metric)
 }
 
 /// A router with `/metrics` only.
-pub(super) fn router(state: PageState) -> Router {
+pub(super) fn router(state: MetricsSources) -> Router {
     Router::new().route("/metrics", get(scrape)).with_state(state)
 }
 
-/// What the page reports. Metrics of a cluster, a shared store or a source of rules are included if there is one.
-#[derive(Clone)]
-pub(super) struct PageState {
-    pub(super) sources: MetricsSources,
-    pub(super) cluster: Option<Cluster>,
-    pub(super) shared_store: Option<SharedStore>,
-    pub(super) limits: Option<Arc<LimitCache>>,
-    pub(super) rule_source: tollgate_sources::RuleSourceStats,
-    pub(super) quotas: Option<Arc<QuotaService>>,
-    pub(super) reference_names: bool,
-}
-
-async fn scrape(State(state): State<PageState>) -> Response {
+async fn scrape(State(state): State<MetricsSources>) -> Response {
     // With very many rules this takes a while, which no request should wait for.
-    let page = move || state.page(Wanted::All).finish();
+    let page = move || page(state, Wanted::All).finish();
     match tokio::task::spawn_blocking(page).await {
         Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
@@ -111,54 +75,54 @@ impl Wanted<'_> {
     }
 }
 
-impl PageState {
-    fn page(self, wanted: Wanted<'_>) -> Page {
-        let xds = self.rule_source.xds.map(|stats| xds::XdsValues::new(stats, &self.sources.active_rules));
-        let shared = self.shared_store.map(|store| store.stats());
-        let api = self.sources.api.clone();
-        let limiter = self.sources.limiter.clone();
-        let mut page = Page::default();
-        let reading = replica::ReplicaValues::new(self.sources, shared.as_ref());
-        wanted.add(&mut page, replica::ALL, &reading);
-        wanted.add(&mut page, api::METRICS, &*api);
-        if self.reference_names {
-            wanted.add(&mut page, reference::ALL, &reference::RuleTotals::from_rules(reading.rules()));
-        }
-        if let Some(cluster) = &self.cluster {
-            let stats = cluster.stats();
-            let backup_bytes = reading.store.backup_bytes;
-            wanted.add(&mut page, cluster::ALL, &cluster::ClusterValues { stats, backup_bytes });
-        }
-        if let Some(stats) = &shared {
-            wanted.add(&mut page, shared_store::ALL, stats);
-        }
-        if let Some(cache) = self.limits {
-            wanted.add(&mut page, limits::ALL, &limits::LimitValues { cache, limiter });
-        }
-        if let Some(stats) = &self.rule_source.url {
-            wanted.add(&mut page, rules_url::ALL, stats);
-        }
-        if let Some(stats) = &xds {
-            wanted.add(&mut page, xds::ALL, stats);
-        }
-        if let Some(quotas) = &self.quotas {
-            wanted.add(&mut page, tollgate_quota::METRICS, &quotas.reading());
-        }
-        page
+fn page(state: MetricsSources, wanted: Wanted<'_>) -> Page {
+    let shared = state.shared_store.as_ref().map(SharedStore::stats);
+    let mut page = Page::default();
+    let reading = replica::ReplicaValues::new(state, shared.as_ref());
+    let state = &reading.state;
+    wanted.add(&mut page, replica::METRICS, &reading);
+    wanted.add(&mut page, api::METRICS, &*state.api);
+    if state.reference_names {
+        wanted.add(&mut page, optional::REFERENCE, &optional::RuleTotals::from_rules(reading.rules()));
     }
+    if let Some(cluster) = &state.cluster {
+        let stats = cluster.stats();
+        let backup_bytes = reading.store.backup_bytes;
+        wanted.add(&mut page, cluster::METRICS, &cluster::ClusterValues { stats, backup_bytes });
+    }
+    if let Some(stats) = &shared {
+        wanted.add(&mut page, optional::SHARED_STORE, stats);
+    }
+    if let Some(cache) = state.limits.clone() {
+        let limiter = state.limiter.clone();
+        wanted.add(&mut page, optional::LIMITS, &optional::LimitValues { cache, limiter });
+    }
+    if let Some(stats) = &state.rule_source.url {
+        wanted.add(&mut page, optional::RULES_URL, stats);
+    }
+    if let Some(stats) = state.rule_source.xds.clone() {
+        wanted.add(&mut page, optional::XDS, &optional::XdsValues::new(stats, &state.active_rules));
+    }
+    if let Some(quotas) = &state.quotas {
+        wanted.add(&mut page, tollgate_quota::METRICS, &quotas.reading());
+    }
+    page
 }
 
-impl MetricReader for PageState {
+impl MetricReader for MetricsSources {
     fn series(&self, metrics: &[&str]) -> MetricValues {
         // Totals under other names are those of all rules.
         let state = Self { reference_names: false, ..self.clone() };
-        let page = state.page(Wanted::Named(metrics));
+        let page = page(state, Wanted::Named(metrics));
         page.series().map(|(series, value)| (series.to_owned(), value)).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use tollgate_cluster::Cluster;
     use tollgate_counter::time::{Clock, Timestamp};
     use tollgate_rules::ActiveRules;
     use tollgate_store::{Memory, OnFull};
@@ -181,12 +145,6 @@ mod tests {
             budgets: Budgets::new(&Settings::with(&[]).memory),
             logs: LogControl::default(),
             clock: Clock::manual(Timestamp::EPOCH),
-        }
-    }
-
-    fn alone(sources: MetricsSources) -> PageState {
-        PageState {
-            sources,
             cluster: None,
             shared_store: None,
             limits: None,
@@ -216,7 +174,8 @@ mod tests {
     async fn cluster_metrics_are_all_present_at_zero_from_start() {
         let sources = sources();
         let cluster = lone(sources.memory.clone()).await;
-        let page = PageState { cluster: Some(cluster), ..alone(sources) }.page(Wanted::All).finish();
+        let sources = MetricsSources { cluster: Some(cluster), ..sources };
+        let page = page(sources, Wanted::All).finish();
         let of_all = replica_metrics().chain(cluster_metrics()).map(|metric| metric.name);
         assert_eq!(families(&page), of_all.collect::<Vec<_>>());
         let series: Vec<_> = page.lines().filter(|line| line.starts_with("tollgate_cluster_")).collect();
@@ -238,14 +197,13 @@ mod tests {
 
     #[test]
     fn cluster_metrics_are_absent_without_cluster() {
-        let page = alone(sources()).page(Wanted::All).finish();
+        let page = page(sources(), Wanted::All).finish();
         assert_eq!(families(&page), replica_metrics().map(|metric| metric.name).collect::<Vec<_>>());
     }
 
     #[test]
     fn exactly_counters_end_with_total() {
-        let of_all = replica_metrics().chain(cluster_metrics()).chain(shared_store_metrics());
-        for metric in of_all.chain(rules_url_metrics()).chain(xds_metrics()).chain(rlqs_metrics()) {
+        for metric in all_metrics() {
             let is_counter = metric.kind == MetricKind::Counter;
             assert_eq!(is_counter, metric.name.ends_with("_total"), "{}", metric.name);
         }

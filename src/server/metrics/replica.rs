@@ -2,9 +2,12 @@
 
 use std::{cell::OnceCell, sync::Arc};
 
+use tollgate_cluster::Cluster;
 use tollgate_counter::time::{Clock, LongSteps, Timestamp};
 use tollgate_limiter::limiter;
+use tollgate_quota::QuotaService;
 use tollgate_rules::{ActiveRules, DecisionTotals, Series};
+use tollgate_shared_store::{SharedStore, SharedStoreStats};
 use tollgate_store::{Memory, StoreStats};
 use tollgate_telemetry::{
     logs::{DroppedLines, LogControl},
@@ -16,7 +19,7 @@ use crate::{
     server::{Budgets, ListenerStats, ServerStats},
 };
 
-/// The components that the page reports.
+/// What the page reports. Metrics of a cluster, a shared store or a source of rules are included if there is one.
 #[derive(Clone, Debug)]
 pub(in crate::server) struct MetricsSources {
     pub(in crate::server) active_rules: Arc<ActiveRules>,
@@ -27,11 +30,17 @@ pub(in crate::server) struct MetricsSources {
     pub(in crate::server) budgets: Budgets,
     pub(in crate::server) logs: LogControl,
     pub(in crate::server) clock: Clock,
+    pub(in crate::server) cluster: Option<Cluster>,
+    pub(in crate::server) shared_store: Option<SharedStore>,
+    pub(in crate::server) limits: Option<Arc<limiter::LimitCache>>,
+    pub(in crate::server) rule_source: tollgate_sources::RuleSourceStats,
+    pub(in crate::server) quotas: Option<Arc<QuotaService>>,
+    pub(in crate::server) reference_names: bool,
 }
 
 /// The sources, with what several metrics take from one reading of them.
 pub(super) struct ReplicaValues {
-    sources: MetricsSources,
+    pub(super) state: MetricsSources,
     // Read when the first metric of rules is written: there may be very many.
     rules: OnceCell<Vec<(Series, DecisionTotals)>>,
     load: tollgate_rules::RulesStatus,
@@ -40,11 +49,8 @@ pub(super) struct ReplicaValues {
 }
 
 impl ReplicaValues {
-    pub(super) fn new(
-        sources: MetricsSources,
-        shared: Option<&tollgate_shared_store::SharedStoreStats>,
-    ) -> Self {
-        let mut store = sources.memory.stats();
+    pub(super) fn new(state: MetricsSources, shared: Option<&SharedStoreStats>) -> Self {
+        let mut store = state.memory.stats();
         if let Some(shared) = shared {
             store.holds_released += shared.counts.holds_released.get();
             store.holds_charged += shared.counts.holds_charged.get();
@@ -54,16 +60,16 @@ impl ReplicaValues {
         }
         Self {
             rules: OnceCell::new(),
-            load: sources.active_rules.status(),
+            load: state.active_rules.status(),
             store,
             process: ProcessStats::now(),
-            sources,
+            state,
         }
     }
 
     /// The totals of all rules.
     pub(super) fn rules(&self) -> &[(Series, DecisionTotals)] {
-        self.rules.get_or_init(|| self.sources.active_rules.stats().totals())
+        self.rules.get_or_init(|| self.state.active_rules.stats().totals())
     }
 
     fn each_rule(&self, family: &mut Family<'_>, number: fn(&DecisionTotals) -> u64) {
@@ -73,7 +79,7 @@ impl ReplicaValues {
     }
 
     fn listeners(&self) -> [(&'static str, &ListenerStats); 4] {
-        let ServerStats { grpc, http, admin, metrics } = &self.sources.listeners;
+        let ServerStats { grpc, http, admin, metrics } = &self.state.listeners;
         [("grpc", grpc), ("http", http), ("admin", admin), ("metrics", metrics)]
     }
 
@@ -89,7 +95,7 @@ fn seconds(instant: Timestamp) -> f64 {
     instant.since(Timestamp::EPOCH).as_secs_f64()
 }
 
-metrics! { ReplicaValues;
+metrics! { METRICS: ReplicaValues;
     Counter "tollgate_decisions_total" ["domain", "rule", "code"]
         "Descriptors decided by a rule, by status code: ok or over_limit."
         => |all, family| {
@@ -112,23 +118,23 @@ metrics! { ReplicaValues;
         => |all, family| all.each_rule(family, |totals| totals.candidate_denials);
     Counter "tollgate_shadow_passed_requests_total" []
         "Requests that passed only because of limiter.shadow_mode."
-        => |all, family| family.value(all.sources.limiter.shadow_passes.get());
+        => |all, family| family.value(all.state.limiter.shadow_passes.get());
     Counter "tollgate_override_decisions_total" ["code"]
         "Descriptors decided by a limit in the request."
         => |all, family| {
-            let overrides = all.sources.limiter.overrides.totals();
+            let overrides = all.state.limiter.overrides.totals();
             family.sample(&["ok"], overrides.ok);
             family.sample(&["over_limit"], overrides.over_limit);
         };
     Counter "tollgate_override_hits_total" []
         "Hits charged to counters of limits in requests."
-        => |all, family| family.value(all.sources.limiter.overrides.totals().hits);
+        => |all, family| family.value(all.state.limiter.overrides.totals().hits);
     Counter "tollgate_unmatched_descriptors_total" []
         "Descriptors of a known domain without a rule, or whose only rule is replaced by another."
-        => |all, family| family.value(all.sources.limiter.unmatched.get());
+        => |all, family| family.value(all.state.limiter.unmatched.get());
     Counter "tollgate_unknown_domain_requests_total" []
         "Requests for a domain without rules; they pass."
-        => |all, family| family.value(all.sources.limiter.unknown_domains.get());
+        => |all, family| family.value(all.state.limiter.unknown_domains.get());
     Gauge "tollgate_counters" []
         "Counters in memory, including idle ones not yet removed."
         => |all, family| family.value(all.store.live);
@@ -174,13 +180,13 @@ metrics! { ReplicaValues;
     Counter "tollgate_clock_steps_total" ["direction"]
         "Steps of the counter clock by more than a minute: forward with the system clock, back when the system clock was corrected."
         => |all, family| {
-            let LongSteps { forward, back } = all.sources.clock.long_steps();
+            let LongSteps { forward, back } = all.state.clock.long_steps();
             family.sample(&["forward"], forward);
             family.sample(&["back"], back);
         };
     Gauge "tollgate_rules" []
         "Active rules."
-        => |all, family| family.value(all.sources.active_rules.current().rules().map_or(0, |rules| rules.len()));
+        => |all, family| family.value(all.state.active_rules.current().rules().map_or(0, |rules| rules.len()));
     Gauge "tollgate_rules_generation" []
         "Rule sets activated since the start; 0 before the first."
         => |all, family| family.value(all.load.generation);
@@ -238,20 +244,20 @@ metrics! { ReplicaValues;
         };
     Counter "tollgate_unfinished_requests_refused_total" []
         "Incomplete gRPC requests refused because memory.requests was exhausted."
-        => |all, family| family.value(all.sources.budgets.requests.rejected());
+        => |all, family| family.value(all.state.budgets.requests.rejected());
     Gauge "tollgate_unfinished_request_bytes" []
         "Memory used by gRPC requests that are incomplete, or that came in pieces or wait for another replica or a shared store."
-        => |all, family| family.value(all.sources.budgets.requests.bytes());
+        => |all, family| family.value(all.state.budgets.requests.bytes());
     Gauge "tollgate_unsent_reply_bytes" []
         "Memory used by unsent gRPC replies, of connections with at least 16 KiB of them."
-        => |all, family| family.value(all.sources.budgets.replies.bytes());
+        => |all, family| family.value(all.state.budgets.replies.bytes());
     Counter "tollgate_top_missed_denials_total" []
         "Denials missing from the list of the most denied keys because the list was being read."
-        => |all, family| family.value(all.sources.limiter.denied.missed());
+        => |all, family| family.value(all.state.limiter.denied.missed());
     Counter "tollgate_log_lines_dropped_total" ["reason"]
         "Dropped log lines: rate above the bound of their call site per second, output when the log output did not accept them."
         => |all, family| {
-            let DroppedLines { rate, output } = all.sources.logs.dropped_lines();
+            let DroppedLines { rate, output } = all.state.logs.dropped_lines();
             family.sample(&["rate"], rate);
             family.sample(&["output"], output);
         };

@@ -304,7 +304,7 @@ fn hits_of_lost_reports_are_charged_with_the_next_one() {
     let world = World::new(window(500, MINUTE));
     let report = |usage, after: u64| {
         world.dividers.report(&world.of(1, DividerReport::Usage(usage)), START.plus(after * SECOND));
-        world.memory.admin().peek(world.key, &world.limit, START.plus(after * SECOND)).peek.remaining
+        world.memory.peek(world.key, &world.limit, START.plus(after * SECOND)).peek.remaining
     };
     assert_eq!(report(SubscriberUsage { denied: 1, ..SubscriberUsage::default() }, 1), 500);
     // A report of 15 hits is lost. The refusal proves that nothing is left of the slice.
@@ -491,7 +491,7 @@ fn slice_that_may_have_ended_is_not_renewed() {
     assert_eq!(report(11), [(id, Assignment::Renewal(20))]);
     assert_eq!(report(26), [(id, Assignment::Slice(20))]);
     // All of the first slice counts as used.
-    let free = |now| world.memory.admin().peek(world.key, &world.limit, now).peek.remaining;
+    let free = |now| world.memory.peek(world.key, &world.limit, now).peek.remaining;
     assert_eq!(free(START.plus(26 * SECOND)), 480);
     let listed = world.dividers.subscribers(world.key, 9, START.plus(26 * SECOND)).unwrap();
     assert_eq!(listed.first[0].part, LimitPart::Slice { hits: 20, left: 20 });

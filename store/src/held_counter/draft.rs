@@ -7,10 +7,10 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Decisions, HoldTerms, OnFull, Reserved,
+    CounterOutcomes, Decisions, HoldTerms, OnFull,
     held_counter::{HeldCounter, Room, peek},
     holds::Holds,
-    leased_decision::decide_leased,
+    operation::decide_leased,
 };
 
 /// A counter has too many holds, or all holds take too much memory.
@@ -61,7 +61,7 @@ pub fn reserve(
     now: Now,
     room: Room,
     refused: impl Fn(&[Decision]) -> bool,
-) -> Result<Reserved, Exhausted> {
+) -> Result<CounterOutcomes, Exhausted> {
     reserve_stored(each, counters, now, room, refused, |counters| SmallVec::from_elem(None, counters.len()))
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn reserve_stored(
     room: Room,
     refused: impl Fn(&[Decision]) -> bool,
     store: impl FnOnce(&[HeldCounter]) -> SmallVec<[Option<OnFull>; 2]>,
-) -> Result<Reserved, Exhausted> {
+) -> Result<CounterOutcomes, Exhausted> {
     let mut draft = ReservationDraft::new(each, counters, now);
     if refused(&draft.decisions) {
         return Ok(draft.not_held(each, counters, now, |_| true));
@@ -105,10 +105,11 @@ impl ReservationDraft {
             has_ended: false,
         };
         for (check, Reserve { counter, limit, terms, hits, leased }) in each.iter().enumerate() {
-            let known = counters[*counter].holds().and_then(|holds| holds.answer(&terms.id));
-            if let Some(known) = known {
-                draft.decisions.push(known.decision);
-                draft.has_ended |= !known.is_open;
+            if let Some(holds) = counters[*counter].holds()
+                && let Some(known) = holds.answer(&terms.id)
+            {
+                draft.decisions.push(known);
+                draft.has_ended |= !holds.is_open(&terms.id);
                 continue;
             }
             let (first, before) = draft.counters[*counter].take().unwrap_or_else(|| {
@@ -118,8 +119,7 @@ impl ReservationDraft {
             let limit = &*counters[*counter].limit_without_holds(limit);
             let charge = |limit: &Limit| {
                 let mut after = before.clone();
-                let decision =
-                    decide_leased(limit, &mut after, Operation::Charge(*hits), *leased, now.now).decision;
+                let decision = decide_leased(limit, &mut after, Operation::Charge(*hits), *leased, now.now);
                 (decision, after)
             };
             let traceless = limit.without_refused_charges();
@@ -145,18 +145,18 @@ impl ReservationDraft {
         counters: &[HeldCounter],
         now: Now,
         has_memory: impl Fn(usize) -> bool,
-    ) -> Reserved {
+    ) -> CounterOutcomes {
         for (Reserve { counter, limit, leased, .. }, decision) in each.iter().zip(&mut self.decisions) {
             if !decision.verdict.passes() && !has_memory(*counter) {
                 continue;
             }
             let mut copy = counters[*counter].counter(limit, now);
             let limit = &*counters[*counter].limit_without_holds(limit);
-            let left = decide_leased(limit, &mut copy, Operation::Peek, *leased, now.now).decision;
+            let left = decide_leased(limit, &mut copy, Operation::Peek, *leased, now.now);
             *decision = decision.after_take_back(&left);
         }
         let charged = SmallVec::from_elem(0, each.len());
-        Reserved { is_held: false, has_ended: false, decisions: Decisions::new(self.decisions, charged) }
+        Decisions::new(self.decisions, charged).into()
     }
 
     /// Fails unless there is room for the new holds, at least after those are forgotten that ended long ago.
@@ -212,7 +212,7 @@ impl ReservationDraft {
     }
 
     /// Adds the holds of what is charged.
-    fn hold(self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Reserved {
+    fn hold(self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> CounterOutcomes {
         let Self { decisions, new, has_ended, .. } = self;
         let mut charged = SmallVec::from_elem(0, each.len());
         for NewHold { check, hits, held } in new {
@@ -223,6 +223,6 @@ impl ReservationDraft {
             holds.add(terms.id.clone(), terms, hits, held, &decisions[check], now.now);
             counter.put_holds(holds);
         }
-        Reserved { is_held: true, has_ended, decisions: Decisions::new(decisions, charged) }
+        CounterOutcomes { is_held: true, has_ended, ..Decisions::new(decisions, charged).into() }
     }
 }

@@ -16,8 +16,9 @@ use crate::{
         peek,
     },
     holds::Holds,
-    leased_decision::decide_leased,
-    operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, charged_counter},
+    operation::{
+        CounterOperation, HoldOutcome, OperationOutcome, charged_counter, decide_leased, depends_on_leases,
+    },
     side_data::OwnLimit,
 };
 
@@ -127,12 +128,7 @@ impl HeldCounter {
             }
             CounterOperation::RefundOnce { terms, hits } => self.refund_once(limit, terms, *hits, now, room),
             CounterOperation::Show => {
-                let shown = CounterDetails {
-                    holds: Arc::new(self.holds().map(|holds| holds.list(now.now)).unwrap_or_default()),
-                    penalty: limit.penalty_state(&self.counter(limit, now), now.now),
-                    subscribers: None,
-                    own_limit: self.own_limit_state(now.now),
-                };
+                let shown = self.details(limit, &self.counter(limit, now), now.now);
                 let hold = HoldOutcome::Shown(Arc::new(shown));
                 let peek = self.change(limit, now, |_, _| ());
                 (OperationOutcome { hold, ..decided(peek) }, false)
@@ -157,9 +153,8 @@ impl HeldCounter {
             return false;
         }
         let limit = origin.replaced_by(self.own_terms(now.now)).map_or(limit, |own| &own.limit);
-        let depends = |operation| {
-            decide_leased(limit, &mut self.counter(limit, now), operation, leased, now.now).depends_on_leases
-        };
+        let depends =
+            |operation| depends_on_leases(limit, &self.counter(limit, now), operation, leased, now.now);
         match operation {
             CounterOperation::Decide(operation) => depends(*operation),
             CounterOperation::Reserve { hits, .. } => depends(Operation::Charge(*hits)),
@@ -220,7 +215,7 @@ impl HeldCounter {
             Operation::Refund(hits) if taken == 0 => self.refund(&reduced, hits, now),
             Operation::Peek | Operation::Charge(_) | Operation::Refund(_) => {
                 self.update(&reduced, now, |limit, counter| {
-                    decide_leased(limit, counter, operation, taken, now.now).decision
+                    decide_leased(limit, counter, operation, taken, now.now)
                 })
             }
         }
@@ -257,7 +252,7 @@ impl HeldCounter {
     ) -> (OperationOutcome, bool) {
         self.forget_side_data(now.now);
         if let Some(known) = self.holds().and_then(|holds| holds.answer(&terms.id)) {
-            return (OperationOutcome::new(known.decision, 0), false);
+            return (OperationOutcome::new(known, 0), false);
         }
         if !room.has(self.holds(), &terms.id, 1, Holds::bytes_of_one(&terms.id)) {
             return (OperationOutcome::exhausted(), false);

@@ -1,9 +1,8 @@
 //! The wire format of holds. Their instants are sent as ages, except the ends of windows.
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tollgate_counter::{
-    algorithm::ChargePosition,
-    packed_counter::{Age, Decoded, put},
+    packed_counter::{Age, DecodeClock, Decoded, put},
     time::Timestamp,
 };
 
@@ -24,23 +23,17 @@ const ID_BYTES_MAX: usize = 6;
 /// The largest encoded position of an entry, in bytes.
 const POSITION_BYTES_MAX: usize = 4;
 
-/// Holds, and in a copy of changes the ids of those that are gone.
-#[derive(Serialize, Deserialize)]
-struct ChangedHolds<H> {
-    holds: H,
-    // Not present if all holds are here.
-    gone: Option<Vec<HoldId>>,
-    positions: Vec<Option<u16>>,
-}
+/// Holds, the ids of those that are gone unless all holds are here, and the positions of their entries.
+type ChangedHolds = (Holds, Option<Vec<HoldId>>, Vec<Option<u16>>);
 
 impl Holds {
     /// The encoded holds.
     pub(crate) fn write(&self, now: Timestamp) -> Vec<u8> {
         let age = |instant| Timestamp::from_nanos(Age::new(instant, now).to_bits());
-        let holds = self.clone().moved(age, |position| moved_position(position, age));
+        let holds = self.clone().moved(age, |end| end);
         if self.accompanies_changes() {
             let HoldChanges { gone, is_partial, positions, .. } = &self.changes;
-            put(&ChangedHolds { holds, gone: is_partial.then(|| gone.clone()), positions: positions.clone() })
+            put(&(holds, is_partial.then_some(gone), positions))
         } else {
             put(&holds)
         }
@@ -60,8 +53,8 @@ impl Holds {
     }
 
     /// Decodes holds.
-    pub(crate) fn read(bytes: &[u8], now: Timestamp) -> Decoded<Holds> {
-        read_all(bytes, |holds: Self| holds.decoded(None, Vec::new(), now))
+    pub(crate) fn read(bytes: &[u8], clock: DecodeClock) -> Decoded<Holds> {
+        read_all(bytes, |holds: Self| holds.decoded(None, Vec::new(), clock))
     }
 
     /// Whether the copy is one of changes, or accompanies the changes of its counter.
@@ -70,17 +63,15 @@ impl Holds {
     }
 
     /// Decodes a copy of the changes since an earlier copy, or one that accompanies the changes of a counter.
-    pub(crate) fn read_changes(bytes: &[u8], now: Timestamp) -> Decoded<Holds> {
-        read_all(bytes, |ChangedHolds { holds, gone, positions }: ChangedHolds<Self>| {
-            holds.decoded(gone, positions, now)
-        })
+    pub(crate) fn read_changes(bytes: &[u8], clock: DecodeClock) -> Decoded<Holds> {
+        read_all(bytes, |(holds, gone, positions): ChangedHolds| holds.decoded(gone, positions, clock))
     }
 
     fn decoded(
         self,
         gone: Option<Vec<HoldId>>,
         positions: Vec<Option<u16>>,
-        now: Timestamp,
+        clock: DecodeClock,
     ) -> Decoded<Holds> {
         let is_valid = self.each.len() <= HOLDS_MAX
             && self.each.iter().all(|hold| hold.ttl <= HOLD_TTL_MAX)
@@ -89,12 +80,12 @@ impl Holds {
         if !is_valid {
             return Decoded::Malformed;
         }
-        let instant = |age: Timestamp| Age::from_bits(age.as_nanos()).instant(now);
+        let instant = |age: Timestamp| clock.instant(Age::from_bits(age.as_nanos()));
         let last = self.ended.values().map(|ended| ended.change.0).max();
         let changes = HoldChanges::decoded(last.unwrap_or_default(), gone, positions);
         let mut holds = Self { changes, ..self.with_bytes_of_ids() };
         holds.forget_oldest();
-        Decoded::Known(holds.moved(instant, |position| moved_position(position, instant)))
+        Decoded::Known(holds.moved(instant, |end| clock.window_end(end)))
     }
 }
 
@@ -107,13 +98,5 @@ fn read_all<'b, T: Deserialize<'b>>(
         Ok((holds, [])) => read(holds),
         Err(postcard::Error::SerdeDeCustom) => Decoded::Unknown,
         Ok(_) | Err(_) => Decoded::Malformed,
-    }
-}
-
-/// `position` with another instant. Windows are the same on all replicas.
-fn moved_position(position: ChargePosition, instant: impl Fn(Timestamp) -> Timestamp) -> ChargePosition {
-    match position {
-        ChargePosition::Sum | ChargePosition::Window(_) => position,
-        ChargePosition::Instant(at) => ChargePosition::Instant(instant(at)),
     }
 }

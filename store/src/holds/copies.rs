@@ -17,7 +17,7 @@ use crate::{
     holds::{
         Hold, HoldState, Holds,
         changes::{HoldChanges, Uncompared},
-        ended::EndedHold,
+        hold::EndedHold,
     },
 };
 
@@ -239,7 +239,8 @@ impl Holds {
                 Some(_) => {}
                 None => self.id_bytes += id.bytes.len(),
             }
-            self.remember(id, ended);
+            let EndedHold { answer, settled, forgotten_at, change: _ } = ended;
+            self.remember(id, answer, settled, forgotten_at);
         }
     }
 

@@ -1,26 +1,17 @@
-//! Operations of operators: dry runs, and access to single counters.
+//! What operators see of counters: their states, and the decisions that a check set would get.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 use tollgate_counter::{
-    algorithm::{Counter, Decision, Limit, Operation, PenaltyState},
-    descriptor::Key,
+    algorithm::{Decision, Limit, PenaltyState},
     time::Timestamp,
 };
 
 use crate::{
-    Check, Checks, Decisions, LimitOrigin, OnRefusal, OpenHolds, OwnLimitState, OwnTerms, Subscribers,
-    held_counter::{HeldCounter, Room},
-    memory::{LockedSlots, Memory},
-    operation::{CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, decide_set},
+    Decisions, OpenHolds, OwnLimitState, OwnTerms, Subscribers,
+    operation::{CounterDetails, HoldOutcome, OperationOutcome},
 };
-
-/// What operators do with counters in memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Admin<'m> {
-    pub(super) memory: &'m Memory,
-}
 
 /// The decisions that a check set would get, with the state of its counters.
 #[derive(Clone, Debug)]
@@ -57,94 +48,27 @@ pub struct Replacement {
     pub after: CounterState,
 }
 
-impl Admin<'_> {
-    /// The decisions that [`Memory::apply`] would return now. Changes nothing, and does not predict a lack of memory
-    /// for a new key.
-    pub fn dry_run(
-        &self,
-        checks: &Checks<'_>,
-        now: Timestamp,
-        refused: impl FnOnce(&[Decision]) -> bool,
-    ) -> DryRun {
-        let locked = LockedSlots::new(self.memory, checks, now);
-        let before = checks.iter().map(|check| locked.state_of(check)).collect();
-        let own = locked.each_own_terms(checks);
-        let copies = checks.iter().map(|check| (check.key, locked.held(check.key)));
-        let mut copies: BTreeMap<Key, HeldCounter> = copies.collect();
-        drop(locked);
-        let at = self.memory.at(now);
-        let decisions = decide_set(checks, refused, |index, operation| {
-            let Check { key, limit, origin, .. } = checks[index];
-            let copy = copies.entry(key).or_default();
-            (copy.apply(limit, origin, operation, at, Room::NONE).0.decision, true)
-        });
-        let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
-        DryRun { decisions: decisions.with_own(displayed), before }
-    }
-
-    /// The state of the counter of `key`, of the kind of `limit`.
-    pub fn peek(&self, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
-        LockedSlots::for_key(self.memory, key, now).state(key, limit)
-    }
-
-    /// Replaces the counter of `key` by a fresh one with `hits` charged. Hits above the limit become a debt if the
-    /// algorithm can hold one. Does nothing if this replica does not own the slot.
-    pub fn replace(&self, key: Key, limit: &Limit, now: Timestamp, hits: u64) -> Replacement {
-        let mut locked = LockedSlots::for_key(self.memory, key, now);
-        let before = locked.state(key, limit);
-        if locked.are_owned() {
-            let operation = Operation::Peek;
-            let origin = LimitOrigin::Rule;
-            let check = Check { key, limit, operation, on_refusal: OnRefusal::Keep, origin };
-            locked.apply(&check, &CounterOperation::Set(hits));
-            locked.record_change(key);
-        }
-        Replacement { before, after: locked.state(key, limit) }
-    }
-}
-
 impl CounterState {
     /// The state of a counter elsewhere from the outcome of a peek at `now`.
     pub fn from_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
         let peek = outcome.decision;
-        let own = match &outcome.hold {
-            HoldOutcome::Shown(shown) if outcome.own.is_some() => {
-                shown.own_limit.as_ref().and_then(|own| own.terms.as_ref())
-            }
-            _ => None,
-        };
-        let limit = own.map_or(limit, |own| &own.limit);
+        let shown = if let HoldOutcome::Shown(shown) = &outcome.hold { Some(&**shown) } else { None };
+        let details = shown.cloned().unwrap_or_default();
+        let own = details.own_limit.as_ref().filter(|_| outcome.own.is_some());
+        let limit = own.and_then(|own| own.terms.as_ref()).map_or(limit, |own| &own.limit);
         let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
         let idle_at = is_used.then(|| now.after(peek.reset_after));
-        match &outcome.hold {
-            HoldOutcome::Shown(shown) => {
-                let CounterDetails { holds, penalty, subscribers, own_limit } = CounterDetails::clone(shown);
-                let remembered = penalty.map(|penalty| now.after(penalty.forgotten_after));
-                Self { idle_at: idle_at.max(remembered), peek, holds, penalty, subscribers, own_limit }
-            }
-            HoldOutcome::Decided
-            | HoldOutcome::Exhausted
-            | HoldOutcome::Settled(_)
-            | HoldOutcome::Ended
-            | HoldOutcome::OwnLimit(_)
-            | HoldOutcome::OwnLimits(_) => Self::from_peek(idle_at, peek),
-        }
+        let remembered = details.penalty.map(|penalty| now.after(penalty.forgotten_after));
+        Self::new(idle_at.max(remembered), peek, details)
+    }
+
+    pub(super) fn new(idle_at: Option<Timestamp>, peek: Decision, details: CounterDetails) -> Self {
+        let CounterDetails { holds, penalty, subscribers, own_limit } = details;
+        Self { idle_at, peek, holds, penalty, subscribers, own_limit }
     }
 
     /// The limit of its own that decides.
     pub fn own_terms(&self) -> Option<&OwnTerms> {
         self.own_limit.as_ref()?.terms.as_ref()
-    }
-
-    pub(super) fn new(counter: Option<&Counter>, limit: &Limit, now: Timestamp) -> Self {
-        let idle_at = counter.map(|counter| limit.idle_at(counter)).filter(|idle_at| now < *idle_at);
-        let mut copy = counter.cloned().unwrap_or_else(|| limit.fresh());
-        let peek = limit.decide(&mut copy, now, Operation::Peek);
-        let penalty = counter.and_then(|counter| limit.penalty_state(counter, now));
-        Self { penalty, ..Self::from_peek(idle_at, peek) }
-    }
-
-    fn from_peek(idle_at: Option<Timestamp>, peek: Decision) -> Self {
-        Self { idle_at, peek, holds: Arc::default(), penalty: None, subscribers: None, own_limit: None }
     }
 }

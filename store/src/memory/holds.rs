@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use tollgate_counter::{algorithm::Decision, descriptor::Key, time::Timestamp};
 
 use crate::{
-    Check, Checks, HoldId, HoldTerms, NotLocal, Reserved, Slot,
+    Check, Checks, CounterOutcomes, HoldId, HoldTerms, NotLocal, Slot,
     held_counter::{Exhausted, HeldCounter, Reserve, reserve_stored},
     memory::{LockedSlots, Memory, tables::Taken},
     table::SlotTable,
@@ -35,8 +35,9 @@ impl Memory {
         terms: &HoldTerms,
         now: Timestamp,
         refused: impl Fn(&[Decision]) -> bool,
-    ) -> Result<Reserved, ReserveError> {
-        let mut locked = self.lock_for_holds(checks, now)?;
+    ) -> Result<CounterOutcomes, ReserveError> {
+        let mut locked = LockedSlots::owned(self, checks, now)?;
+        locked.settle_side_data(checks);
         locked.require_unleased(checks, &refused)?;
         let own = locked.each_own_terms(checks);
         let mut taken: SmallVec<[Taken; 2]> = SmallVec::new();
@@ -75,19 +76,15 @@ impl Memory {
             }
         }
         match reserved {
-            Ok(reserved) => Ok(reserved.with_own(&own)),
+            Ok(reserved) => {
+                let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
+                Ok(CounterOutcomes { decisions: reserved.decisions.with_own(displayed), ..reserved })
+            }
             Err(Exhausted) => {
                 self.count_exhausted();
                 Err(ReserveError::Exhausted)
             }
         }
-    }
-
-    /// Locks the slots of the checks, and ends holds that have expired.
-    fn lock_for_holds(&self, checks: &[Check<'_>], now: Timestamp) -> Result<LockedSlots<'_>, NotLocal> {
-        let mut locked = LockedSlots::owned(self, checks, now)?;
-        locked.settle_side_data(checks);
-        Ok(locked)
     }
 
     /// Ends the holds of a slot that have expired, and forgets side data that no longer changes an answer.

@@ -1,10 +1,6 @@
 //! The locked slots of the checks of one call.
 
-use std::{
-    borrow::Cow,
-    collections::BTreeMap,
-    sync::{Arc, MutexGuard},
-};
+use std::{borrow::Cow, collections::BTreeMap, sync::MutexGuard};
 
 use smallvec::{SmallVec, smallvec};
 use tollgate_counter::{
@@ -16,14 +12,8 @@ use tollgate_counter::{
 use crate::{
     Check, NotLocal, OwnTerms, Slot,
     held_counter::{HeldCounter, Room},
-    holds::Holds,
-    leased_decision::decide_leased,
-    memory::{
-        CounterState, Memory,
-        ownership::{OwnershipTable, SlotOwnership},
-        tables::AppliedOperation,
-    },
-    operation::{CounterOperation, OperationOutcome, decide_set},
+    memory::{CounterState, Memory, ownership::SlotOwnership, tables::AppliedOperation},
+    operation::{CounterOperation, OperationOutcome, decide_leased, decide_set},
     side_data::SideData,
     table::SlotTable,
 };
@@ -35,13 +25,7 @@ pub(super) struct LockedSlots<'m> {
     // Invariant: ascending and unique; one table for each, and one ownership for each in a cluster.
     slots: SmallVec<[Slot; 2]>,
     tables: SmallVec<[MutexGuard<'m, SlotTable>; 2]>,
-    ownerships: Option<Ownerships<'m>>,
-}
-
-/// The ownerships of the locked slots.
-struct Ownerships<'m> {
-    all: &'m OwnershipTable,
-    each: SmallVec<[MutexGuard<'m, SlotOwnership>; 2]>,
+    ownerships: SmallVec<[MutexGuard<'m, SlotOwnership>; 2]>,
 }
 
 impl<'m> LockedSlots<'m> {
@@ -61,10 +45,10 @@ impl<'m> LockedSlots<'m> {
     // Ascending and unique slots.
     fn lock(memory: &'m Memory, slots: SmallVec<[Slot; 2]>, now: Timestamp) -> Self {
         let tables = slots.iter().map(|slot| memory.tables.lock(*slot)).collect();
-        let ownerships = memory
-            .ownerships
-            .as_ref()
-            .map(|all| Ownerships { all, each: slots.iter().map(|slot| all.lock(*slot)).collect() });
+        let ownerships = match &memory.ownerships {
+            Some(all) => slots.iter().map(|slot| all.lock(*slot)).collect(),
+            None => SmallVec::new(),
+        };
         Self { memory, now, slots, tables, ownerships }
     }
 
@@ -76,7 +60,7 @@ impl<'m> LockedSlots<'m> {
             return Err(NotLocal::Slot(memory.slot(check.key)));
         }
         let locked = Self::new(memory, checks, now);
-        let mut slots = locked.ownerships().iter().zip(&locked.slots);
+        let mut slots = locked.ownerships.iter().zip(&locked.slots);
         let missing = slots.find(|(ownership, _)| !ownership.is_owned());
         match missing.map(|(_, slot)| *slot) {
             Some(slot) => Err(NotLocal::Slot(slot)),
@@ -100,10 +84,6 @@ impl LockedSlots<'_> {
 
     fn table_ref(&self, key: Key) -> &SlotTable {
         &self.tables[self.position(key)]
-    }
-
-    fn ownerships(&self) -> &[MutexGuard<'_, SlotOwnership>] {
-        self.ownerships.as_ref().map_or(&[], |ownerships| &ownerships.each)
     }
 
     /// Whether a counter of the slots has side data.
@@ -130,7 +110,7 @@ impl LockedSlots<'_> {
 
     /// Whether this replica owns the slots.
     pub(super) fn are_owned(&self) -> bool {
-        self.ownerships().iter().all(|ownership| ownership.is_owned())
+        self.ownerships.iter().all(|ownership| ownership.is_owned())
     }
 
     /// Applies `change` to the counter of `key` with its holds, and returns whether the counter is stored.
@@ -152,33 +132,28 @@ impl LockedSlots<'_> {
 
     /// The state of the counter of `key` by the limit of its own, or by `limit`.
     fn state_by(&self, key: Key, limit: &Limit, own: Option<&OwnTerms>) -> CounterState {
-        let packed = self.table_ref(key).get(key);
+        let held = self.held(key);
         let limit = &own.map_or(limit, |own| &own.limit).without_rate_and_burst(self.granted(key).rate);
-        let counter = packed.map(|packed| packed.corrected(limit, self.memory.at(self.now)));
-        let state = CounterState::new(counter.as_ref(), &self.limit_without_holds(key, limit), self.now);
-        let peek = own.map_or(state.peek, |own| own.allowed(state.peek));
-        let own_limit = self.table_ref(key).side_data(key).and_then(|side_data| side_data.own.as_ref());
-        let own_limit = own_limit.map(|own| own.state(self.now));
-        let holds = self.holds(key).map(|holds| holds.list(self.now)).unwrap_or_default();
-        CounterState { holds: Arc::new(holds), peek, own_limit, ..state }
-    }
-
-    /// The limit of the counter of `key` alone, without the places that its holds keep.
-    pub(super) fn limit_without_holds<'l>(&self, key: Key, limit: &'l Limit) -> Cow<'l, Limit> {
-        self.holds(key).map_or(Cow::Borrowed(limit), |holds| holds.limit_without_holds(limit))
+        let mut counter = held.counter(limit, self.memory.at(self.now));
+        let details = held.details(limit, &counter, self.now);
+        let limit = held.limit_without_holds(limit);
+        let idle_at = Some(limit.idle_at(&counter)).filter(|idle_at| self.now < *idle_at);
+        let peek = limit.decide(&mut counter, self.now, Operation::Peek);
+        CounterState::new(idle_at, own.map_or(peek, |own| own.allowed(peek)), details)
     }
 
     /// Records that the counter of `key` has changed.
     pub(super) fn record_change(&mut self, key: Key) {
         let position = self.position(key);
-        if let Some(Ownerships { all, each }) = &mut self.ownerships {
-            all.record_change(self.slots[position], &mut each[position], key, &self.tables[position]);
+        if let Some(all) = &self.memory.ownerships {
+            let ownership = &mut self.ownerships[position];
+            all.record_change(self.slots[position], ownership, key, &self.tables[position]);
         }
     }
 
     /// Records which counters the checks have changed.
     pub(super) fn record_changes(&mut self, checks: &[Check<'_>], decisions: &[Decision]) {
-        if self.ownerships.is_none() {
+        if self.ownerships.is_empty() {
             return;
         }
         for (check, decision) in checks.iter().zip(decisions) {
@@ -208,11 +183,6 @@ impl LockedSlots<'_> {
         self.own_terms(key).map_or(Cow::Borrowed(limit), |own| Cow::Owned(own.limit.clone()))
     }
 
-    /// The holds of `key`.
-    pub(super) fn holds(&self, key: Key) -> Option<&Holds> {
-        self.table_ref(key).holds(key)
-    }
-
     /// A copy of the counter of `key`.
     pub(super) fn copy(&self, key: Key, limit: &Limit) -> Counter {
         let packed = self.table_ref(key).get(key);
@@ -225,7 +195,7 @@ impl LockedSlots<'_> {
         let mut counter = self.copy(key, limit);
         let limit = limit.without_rate(rate);
         let leased = self.leased(key).saturating_add(hits);
-        decide_leased(&limit, &mut counter, operation, leased, self.now).decision
+        decide_leased(&limit, &mut counter, operation, leased, self.now)
     }
 
     /// What is granted of the counter of `key`.

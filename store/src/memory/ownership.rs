@@ -35,27 +35,21 @@ pub(super) struct SlotOwnership {
 }
 
 /// Which counters of a slot have changed since their last copy.
-#[derive(Debug)]
-pub(super) enum ChangedCounters {
-    Some(ChangedKeys),
-    All,
-}
-
-/// The keys of counters that have changed.
 #[derive(Debug, Default)]
-pub(super) struct ChangedKeys {
+pub(super) struct ChangedCounters {
+    /// Whether all count as changed. Then there are no keys.
+    pub(super) are_all: bool,
     pub(super) keys: HashSet<Key, BuildHasherDefault<KeyHasher>>,
     // Whether the slot is known to have a log.
     accompany_log: bool,
 }
 
-impl Default for ChangedCounters {
-    fn default() -> Self {
-        Self::Some(ChangedKeys::default())
+impl ChangedCounters {
+    /// All counters of a slot.
+    pub(super) fn all() -> Self {
+        Self { are_all: true, ..Self::default() }
     }
-}
 
-impl ChangedKeys {
     /// Whether a counter of the slot is a log, of which a copy of the whole slot has all entries.
     fn accompany_log(&mut self, table: &SlotTable) -> bool {
         self.accompany_log = self.accompany_log || table.has_log();
@@ -88,26 +82,28 @@ impl OwnershipTable {
         if !self.tracking.load(Ordering::Relaxed) {
             return;
         }
-        if let ChangedCounters::Some(changed) = &mut ownership.changed {
-            if changed.keys.is_empty() {
-                self.flag(slot);
-            }
-            changed.keys.insert(key);
-            // With more changes than this, a copy of the whole slot is cheaper, unless counters are copied in part. The
-            // keys of counters that have gone since are bounded in any case.
-            let all = table.len();
-            let keys = changed.keys.len();
-            let is_cheaper = all < keys * 2 && !table.has_side_data() && !changed.accompany_log(table);
-            if is_cheaper || GONE_KEYS_MAX + all < keys {
-                ownership.changed = ChangedCounters::All;
-            }
+        let changed = &mut ownership.changed;
+        if changed.are_all {
+            return;
+        }
+        if changed.keys.is_empty() {
+            self.flag(slot);
+        }
+        changed.keys.insert(key);
+        // With more changes than this, a copy of the whole slot is cheaper, unless counters are copied in part. The keys
+        // of counters that have gone since are bounded in any case.
+        let all = table.len();
+        let keys = changed.keys.len();
+        let is_cheaper = all < keys * 2 && !table.has_side_data() && !changed.accompany_log(table);
+        if is_cheaper || GONE_KEYS_MAX + all < keys {
+            *changed = ChangedCounters::all();
         }
     }
 
     /// Records that the whole slot has changed.
     pub(super) fn record_all_changed(&self, slot: Slot, ownership: &mut SlotOwnership) {
         if self.tracking.load(Ordering::Relaxed) {
-            ownership.changed = ChangedCounters::All;
+            ownership.changed = ChangedCounters::all();
             self.flag(slot);
         }
     }

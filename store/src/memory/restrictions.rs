@@ -2,9 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
-use tollgate_counter::time::Timestamp;
-
-use crate::lead::Lead;
+use tollgate_counter::time::{Lead, Timestamp};
 
 /// The active restrictions. Every decision reads them, so the flags are one byte.
 #[derive(Debug, Default)]
@@ -132,7 +130,7 @@ mod tests {
             for _ in 0..13 {
                 apply(&memory, &check, SHOWN);
             }
-            let penalty = |now| memory.admin().peek(check.key, &limit, now).penalty.unwrap();
+            let penalty = |now| memory.peek(check.key, &limit, now).penalty.unwrap();
             assert_eq!(penalty(SHOWN).ends_after, Some(Duration::from_nanos(DAY / 100)));
             memory.give_up_lead(LEAD);
             assert_eq!(penalty(NOW).ends_after, Some(Duration::from_nanos(DAY / 10)), "{limit:?}");
@@ -152,11 +150,7 @@ mod tests {
             assert!(wait.as_nanos() <= 3 * u128::from(DAY), "{limit:?} refuses for {wait:?}");
             for name in ["asked", "silent"] {
                 let check = check(limit, name, Operation::Peek);
-                assert_eq!(
-                    memory.admin().peek(check.key, limit, now.plus(3 * DAY)).peek.remaining,
-                    10,
-                    "{limit:?}"
-                );
+                assert_eq!(memory.peek(check.key, limit, now.plus(3 * DAY)).peek.remaining, 10, "{limit:?}");
                 assert_eq!(apply(memory, &check, now.plus(3 * DAY)).remaining, 10, "{limit:?} {name}");
             }
         }

@@ -10,7 +10,7 @@ use crate::{
     key_hasher::ByKey,
     memory::{
         Memory,
-        ownership::{ChangedCounters, ChangedKeys, SlotOwnership},
+        ownership::{ChangedCounters, SlotOwnership},
     },
 };
 
@@ -92,9 +92,9 @@ impl Memory {
         let resources = &self.tables.resources;
         if self.is_overfull() {
             let mut table = self.tables.lock(slot);
-            self.tables.refused_full.add(table.drop_pending_while_overfull(now, resources));
+            self.tables.refused_full.add(table.drop_pending_while_overfull(now, resources) as u64);
             let bytes_max = table.all_bytes().saturating_sub(resources.budget.excess());
-            self.tables.refused_full.add(table.cut_to(bytes_max, now, resources));
+            self.tables.refused_full.add(table.cut_to(bytes_max, now, resources) as u64);
         }
     }
 
@@ -115,10 +115,10 @@ impl Memory {
         }
         let budget = &self.tables.resources.budget;
         if budget.is_short_of(consumption.bytes()) {
-            self.tables.refused_full.add(consumption.cut_to(budget.free(), now));
+            self.tables.refused_full.add(consumption.cut_to(budget.free(), now) as u64);
         }
         if budget.is_short_of(consumption.bytes()) {
-            self.tables.refused_full.add(consumption.held.len());
+            self.tables.refused_full.add(consumption.held.len() as u64);
             return false;
         }
         let Consumption { pending, held, own } = consumption;
@@ -189,7 +189,7 @@ impl Memory {
     pub fn whole(&self, slot: Slot) -> SlotChanges {
         let all = |ownership: &mut SlotOwnership| {
             ownership.take_changed();
-            ChangedCounters::All
+            ChangedCounters::all()
         };
         self.copies_of(slot, all)
     }
@@ -226,23 +226,21 @@ impl Memory {
         }
         ownerships.unflag(slot);
         let seq = ownership.seq();
-        let data = match which(&mut ownership) {
-            ChangedCounters::All => {
-                let copies = table.copy_all(resources);
-                let side_data = table.copy_all_side_data(resources);
-                drop((ownership, table));
-                SlotData::all(self.with_keys(slot, copies.into_iter()), side_data)
+        let ChangedCounters { are_all, keys, .. } = which(&mut ownership);
+        let data = if are_all {
+            let copies = table.copy_all(resources);
+            let side_data = table.copy_all_side_data(resources);
+            drop((ownership, table));
+            SlotData::all(self.with_keys(slot, copies.into_iter()), side_data)
+        } else {
+            let mut counters = Vec::with_capacity(keys.len());
+            let mut side_data = ByKey::default();
+            for key in keys {
+                let (counter, changed) = table.copy_changes(key, resources);
+                counters.push((key, counter));
+                side_data.extend(changed.map(|changed| (key, changed)));
             }
-            ChangedCounters::Some(ChangedKeys { keys, .. }) => {
-                let mut counters = Vec::with_capacity(keys.len());
-                let mut side_data = ByKey::default();
-                for key in keys {
-                    let (counter, changed) = table.copy_changes(key, resources);
-                    counters.push((key, counter));
-                    side_data.extend(changed.map(|changed| (key, changed)));
-                }
-                SlotData::some(counters.into_iter(), side_data)
-            }
+            SlotData::some(counters.into_iter(), side_data)
         };
         SlotChanges { seq, data: data.with_lead(self.restrictions.lead()) }
     }
@@ -269,6 +267,11 @@ impl Memory {
         (!short).then(|| data.charged_to(&self.tables.resources.budget))
     }
 
+    /// Whether there is memory for so many bytes of a copy in place of those that are reserved.
+    pub fn has_room_in_place_of(&self, older: &MemoryReservation, bytes: usize) -> bool {
+        !self.has_no_room_for(bytes.saturating_sub(older.bytes()))
+    }
+
     /// Whether these changes can be merged into a copy: they continue it, and there is memory for them.
     pub fn can_merge(&self, copy: &SlotData, changes: &SlotData) -> bool {
         copy.can_be_followed_by(changes) && !self.has_no_room_for(copy.growth_by(changes))
@@ -283,7 +286,7 @@ impl Memory {
             let share = stored.data.bytes() as u128 * bytes_max as u128 / all.max(1) as u128;
             let (data, lost) =
                 stored.data.cut_to(if all <= bytes_max { usize::MAX } else { share as usize }, now);
-            self.tables.resources.evicted_unexpired.add(lost);
+            self.tables.resources.evicted_unexpired.add(lost as u64);
             let is_short = data.bytes() > 0 && self.tables.resources.budget.is_short_of(data.bytes());
             (!is_short).then(|| StoredSlot { data: self.accounted(data), ..stored })
         };

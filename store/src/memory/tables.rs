@@ -2,16 +2,14 @@
 
 use std::{
     mem,
-    sync::{
-        Arc, MutexGuard,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{MutexGuard, atomic::Ordering},
 };
 
 use tollgate_counter::{
     algorithm::{Counter, Decision, Limit, Receipt, Verdict},
     descriptor::Key,
     lock::Lock,
+    metrics::MetricCounter,
     packed_counter::{Now, PackedCounter},
     time::Timestamp,
 };
@@ -23,7 +21,7 @@ use crate::{
     operation::{CounterOperation, OperationOutcome},
     side_data::{SideData, SideDataSize},
     slot_data::HeldConsumption,
-    table::{BYTES_FIRST, EventCounter, HoldTotals, SlotTable, TableResources},
+    table::{BYTES_FIRST, SlotTable, TableResources},
 };
 
 mod shedding;
@@ -45,7 +43,7 @@ pub(super) struct Tables {
     each: Box<[TableLock]>,
     pub(super) resources: TableResources,
     pub(super) on_full: OnFull,
-    pub(super) refused_full: EventCounter,
+    pub(super) refused_full: MetricCounter,
     shedding: Shedding,
 }
 
@@ -80,22 +78,11 @@ impl Tables {
     /// Empty tables of `slots` slots, in at most `bytes_max` bytes.
     pub(super) fn new(bytes_max: u64, on_full: OnFull, slots: usize) -> Self {
         assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "{slots} slots");
-        let resources = TableResources {
-            budget: Arc::new(Budget::new(bytes_max, slots, BYTES_FIRST)),
-            tables: slots,
-            evicted_idle: EventCounter::default(),
-            evicted_unexpired: EventCounter::default(),
-            holds: HoldTotals::default(),
-            own_limits: AtomicUsize::new(0),
-            own_limit_bytes: AtomicUsize::new(0),
-            penalties: EventCounter::default(),
-            refusals_unrecorded: EventCounter::default(),
-        };
         Self {
             each: (0..slots).map(|_| TableLock::default()).collect(),
-            resources,
+            resources: TableResources::new(Budget::new(bytes_max, slots, BYTES_FIRST), slots),
             on_full,
-            refused_full: EventCounter::default(),
+            refused_full: MetricCounter::default(),
             shedding: Shedding::default(),
         }
     }
@@ -154,7 +141,7 @@ impl Tables {
                 let penalties = packed.penalties();
                 let decision = packed.change(limit, at, decide);
                 resources.budget.change(heap, packed.heap_bytes());
-                resources.penalties.add_penalties(penalties, packed.penalties());
+                resources.add_penalties(penalties, packed.penalties());
                 return (decision, true);
             }
         } else {
@@ -196,7 +183,7 @@ impl Tables {
                 taken_back = counter.take_growth_back((limit, origin), operation, decision, at, had_record);
             }
         }
-        self.resources.penalties.add_penalties(penalties, counter.penalties());
+        self.resources.add_penalties(penalties, counter.penalties());
         let mut is_stored = self.put(table, taken, at.now);
         match taken_back {
             TakenBack::Nothing => {}
@@ -255,8 +242,8 @@ impl Tables {
         }
         let ((is_changed, expired), _) =
             self.with_held(table, key, at.now, |counter| counter.catch_up(limit, at));
-        self.resources.holds.released.add(expired.released);
-        self.resources.holds.charged.add(expired.charged);
+        self.resources.holds.released.add(expired.released as u64);
+        self.resources.holds.charged.add(expired.charged as u64);
         is_changed
     }
 

@@ -8,6 +8,16 @@ use crate::{
 };
 
 impl Memory {
+    #[cfg(test)]
+    pub(crate) fn with_side_data<R>(
+        &self,
+        slot: crate::Slot,
+        key: tollgate_counter::descriptor::Key,
+        read: impl FnOnce(Option<&crate::side_data::SideData>) -> R,
+    ) -> R {
+        read(self.tables.lock(slot).side_data(key))
+    }
+
     /// Settles the holds of all checks, each at the hits of its charge.
     pub fn settle(
         &self,

@@ -224,8 +224,8 @@ pub(super) fn second_of(index: u64) -> Limit {
     let calendar = || Window::Calendar(Calendar::new(CalendarUnit::Month, "Europe/Berlin").unwrap());
     let (refuse, owes) = (Excess::Refuse, Excess::Overdraft(25));
     let all = [
-        Limit::Classic(Classic { limit: 10, window: window() }),
-        Limit::Classic(Classic { limit: 10, window: calendar() }),
+        Limit::Classic(Classic::new(10, window())),
+        Limit::Classic(Classic::new(10, calendar())),
         Limit::FixedWindow(FixedWindow { limit: 10, window: window(), excess: refuse }),
         Limit::FixedWindow(FixedWindow { limit: 10, window: window(), excess: owes }),
         Limit::FixedWindow(FixedWindow { limit: u64::MAX, window: calendar(), excess: refuse }),
@@ -300,7 +300,8 @@ pub(super) fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -
 
 /// What a snapshot has of a slot.
 pub(super) fn stored(memory: &Memory, slot: Slot, now: Timestamp) -> SlotData {
-    memory.copy(slot, SlotSource::Memory { epoch: Epoch::default() }).into_data(now)
+    let encoded = memory.copy(slot, SlotSource::Memory { epoch: Epoch::default() }).encode(now);
+    encoded.map(|encoded| encoded.decode(now).unwrap().data).unwrap_or_default()
 }
 
 #[test]

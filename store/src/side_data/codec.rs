@@ -1,6 +1,9 @@
 //! The encoded form of side data: a record with a tag for each kind.
 
-use tollgate_counter::{packed_counter::Decoded, time::Timestamp};
+use tollgate_counter::{
+    packed_counter::{DecodeClock, Decoded},
+    time::Timestamp,
+};
 
 use crate::{
     holds::Holds,
@@ -46,13 +49,13 @@ impl SideData {
     }
 
     /// Decodes a record of [`SideData::write`] into this side data. An unknown one is left to the caller.
-    pub(crate) fn read(&mut self, tag: u8, fields: &[u8], now: Timestamp) -> Decoded<()> {
+    pub(crate) fn read(&mut self, tag: u8, fields: &[u8], clock: DecodeClock) -> Decoded<()> {
         let mut set_holds = |holds| self.holds = Some(Box::new(holds));
         match tag {
-            HOLDS => Holds::read(fields, now).map(&mut set_holds),
-            CHANGED_HOLDS => Holds::read_changes(fields, now).map(&mut set_holds),
-            OWN_LIMIT_TAG => OwnLimit::read(fields, now).map(|own| self.own = Some(Box::new(own))),
-            PENDING => CounterUsage::read(fields, now).map(|usage| self.pending.push(usage)),
+            HOLDS => Holds::read(fields, clock).map(&mut set_holds),
+            CHANGED_HOLDS => Holds::read_changes(fields, clock).map(&mut set_holds),
+            OWN_LIMIT_TAG => OwnLimit::read(fields, clock).map(|own| self.own = Some(Box::new(own))),
+            PENDING => CounterUsage::read(fields, clock).map(|usage| self.pending.push(usage)),
             _ => Decoded::Unknown,
         }
     }

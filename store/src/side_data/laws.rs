@@ -5,7 +5,7 @@ use std::time::Duration;
 use tollgate_counter::{
     algorithm::{Granted, HitRate, Limit, Operation, laws::every_limit},
     descriptor::Key,
-    packed_counter::Decoded,
+    packed_counter::{DecodeClock, Decoded},
     time::{SECOND, Timestamp},
 };
 
@@ -210,8 +210,9 @@ fn side_data_stays_when_clocks_differ_and_memory_is_short() {
     for_each_kind(|kind, memory, _| {
         let slot = memory.slot(KEY);
         let data = sent(&memory.whole(slot).data);
-        let shifted = data.clone().shifted_back(SECOND);
-        assert_eq!(data_has(&shifted, kind), kind.travels, "{}", kind.name);
+        let behind = DecodeClock { now: NOW.minus(SECOND), behind: SECOND };
+        let read_behind = SlotData::decode(&data.encode(NOW), behind).unwrap();
+        assert_eq!(data_has(&read_behind, kind), kind.travels, "{}", kind.name);
         let (cut, _) = data.cut_to(0, NOW);
         assert_eq!(data_has(&cut, kind), kind.travels, "{}", kind.name);
         assert_eq!(data_has(&cut.without_idle(NOW), kind), kind.travels, "{}", kind.name);
@@ -224,7 +225,7 @@ fn side_data_stays_when_clocks_differ_and_memory_is_short() {
 #[test]
 fn counter_that_is_set_keeps_what_is_not_counted() {
     for_each_kind(|kind, memory, limit| {
-        memory.admin().replace(KEY, limit, NOW, 0);
+        memory.operate(KEY, limit, &CounterOperation::Set(0), NOW).unwrap();
         assert_eq!(has(memory, kind), kind.stays_on_set, "{}", kind.name);
     });
 }
@@ -236,7 +237,7 @@ fn memory_of_side_data_is_free_after_its_end() {
         assert!(bytes > 0);
         memory.leases().set_leased(KEY, 0);
         memory.grants().end(KEY, NOW);
-        memory.admin().replace(KEY, limit, NOW, 0);
+        memory.operate(KEY, limit, &CounterOperation::Set(0), NOW).unwrap();
         memory.sweep(NOW.after(HOUR * 3));
         let is_left = kind.name == "unknown records";
         assert_eq!(has(memory, kind), is_left, "{}", kind.name);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tollgate_counter::{
     algorithm::OwnTerms,
     descriptor::Key,
-    packed_counter::{Age, Decoded, put},
+    packed_counter::{Age, DecodeClock, Decoded, put},
     time::Timestamp,
 };
 
@@ -70,8 +70,10 @@ pub enum OwnLimitRefusal {
 /// Where a list of limits of their own continues: after a key in a slot, or at a cursor of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnLimitPosition {
-    slot: Slot,
-    key: Key,
+    /// The slot, or the number of the server.
+    pub slot: Slot,
+    /// The key in the slot, or the cursor.
+    pub key: Key,
 }
 
 /// Limits of their own of one slot.
@@ -93,16 +95,6 @@ pub struct OwnLimitPage {
 }
 
 impl OwnLimitPosition {
-    /// After `key`, in its slot.
-    pub fn after(slot: Slot, key: Key) -> Self {
-        Self { slot, key }
-    }
-
-    /// The slot, and the key.
-    pub fn slot_and_key(self) -> (Slot, Key) {
-        (self.slot, self.key)
-    }
-
     /// At this cursor of the server with this number.
     pub fn at_cursor(server: u16, cursor: u64) -> Self {
         Self { slot: Slot(server), key: Key::from_halves(0, cursor) }
@@ -154,7 +146,7 @@ impl SlotOwnLimits {
 
 /// Decodes a record of a limit of its own, in a value of a shared store.
 pub fn read_own_limit(fields: &[u8], now: Timestamp) -> Option<OwnLimitState> {
-    match OwnLimit::read(fields, Timestamp::EPOCH) {
+    match OwnLimit::read(fields, Timestamp::EPOCH.into()) {
         Decoded::Known(own) => Some(own.state(now)),
         Decoded::Unknown | Decoded::Malformed => None,
     }
@@ -207,11 +199,6 @@ impl OwnLimit {
         if self.version < other.version { other } else { self }
     }
 
-    /// The own limit with all instants `back` nanoseconds earlier.
-    pub(crate) fn shifted_back(self, back: u64) -> Self {
-        Self { ends_at: self.ends_at.map(|ends_at| ends_at.minus(back)), ..self }
-    }
-
     /// The approximate memory, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of::<Self>() + self.record.len()
@@ -229,11 +216,11 @@ impl OwnLimit {
     }
 
     /// Decodes an own limit.
-    pub(super) fn read(bytes: &[u8], now: Timestamp) -> Decoded<Self> {
+    pub(super) fn read(bytes: &[u8], clock: DecodeClock) -> Decoded<Self> {
         type Fields = (Option<OwnTerms>, u64, Option<Age>, Box<[u8]>);
         match postcard::take_from_bytes::<Fields>(bytes) {
             Ok(((terms, version, ends, record), [])) if record.len() <= OWN_RECORD_MAX => {
-                let ends_at = ends.map(|ends| ends.instant(now));
+                let ends_at = ends.map(|ends| clock.instant(ends));
                 Decoded::Known(Self { terms, version, ends_at, record })
             }
             Err(postcard::Error::SerdeDeCustom) => Decoded::Unknown,

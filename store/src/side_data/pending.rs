@@ -1,11 +1,9 @@
 //! Usage on another replica that is still to be merged into a counter.
 
 use tollgate_counter::{
-    packed_counter::{Decoded, PackedCounter, number_bytes},
+    packed_counter::{DecodeClock, Decoded, PackedCounter, number_bytes, put_tagged, tagged},
     time::Timestamp,
 };
-
-use crate::tagged::{put_tagged, tagged};
 
 /// Usage on another replica: a counter, less the counter that it started from. Its weight depends on the limit, so it
 /// waits for the next check.
@@ -36,12 +34,6 @@ impl CounterUsage {
         self.parts().map(PackedCounter::heap_bytes).sum()
     }
 
-    /// The usage with all instants `back` nanoseconds earlier.
-    pub(crate) fn shifted_back(self, back: u64) -> Self {
-        let Self { packed, base } = self;
-        Self { packed: packed.shifted_back(back), base: base.map(|base| base.shifted_back(back)) }
-    }
-
     /// The size of the encoded usage at any instant, in bytes, at most.
     pub(super) fn encoded_bytes_max(&self) -> usize {
         let fields = self.parts().map(PackedCounter::encoded_bytes_max);
@@ -61,11 +53,11 @@ impl CounterUsage {
     }
 
     /// Decodes usage.
-    pub(super) fn read(bytes: &[u8], now: Timestamp) -> Decoded<Self> {
+    pub(super) fn read(bytes: &[u8], clock: DecodeClock) -> Decoded<Self> {
         let Some((tag, packed, rest)) = tagged(bytes) else { return Decoded::Malformed };
-        PackedCounter::read(tag, packed, now).and_then(|packed| match tagged(rest) {
+        PackedCounter::read(tag, packed, clock).and_then(|packed| match tagged(rest) {
             Some((tag, base, [])) => {
-                PackedCounter::read(tag, base, now).map(|base| Self { packed, base: Some(base) })
+                PackedCounter::read(tag, base, clock).map(|base| Self { packed, base: Some(base) })
             }
             None if rest.is_empty() => Decoded::Known(Self { packed, base: None }),
             Some(_) | None => Decoded::Malformed,

@@ -5,17 +5,13 @@
 
 use tollgate_counter::{
     descriptor::Key,
-    packed_counter::{Age, Decoded, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put},
-    time::Timestamp,
+    packed_counter::{
+        Age, DecodeClock, Decoded, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put, put_tagged, tagged,
+    },
+    time::{Lead, Timestamp},
 };
 
-use crate::{
-    SlotData,
-    lead::Lead,
-    side_data::SIDE_DATA_MIN,
-    slot_data::SlotDataExtent,
-    tagged::{put_tagged, tagged},
-};
+use crate::{SlotData, side_data::SIDE_DATA_MIN, slot_data::SlotDataExtent};
 
 /// The first byte.
 const VERSION: u8 = 3;
@@ -84,35 +80,36 @@ impl SlotData {
         HEADER_BYTES_MAX + removed + counters.chain(side_data.map(record)).sum::<usize>()
     }
 
-    /// Decodes slot data, with its instants relative to `now`. It is not counted in a memory limit yet: see
+    /// Decodes slot data, with its instants by this clock. It is not counted in a memory limit yet: see
     /// [`Memory::within_limit`](crate::Memory::within_limit).
-    pub fn decode(bytes: &[u8], now: Timestamp) -> Result<Self, SlotDecodeError> {
+    pub fn decode(bytes: &[u8], clock: impl Into<DecodeClock>) -> Result<Self, SlotDecodeError> {
+        let clock = clock.into();
         let rest = bytes.strip_prefix(&[VERSION]).ok_or(SlotDecodeError::UnsupportedVersion)?;
         let (extent, rest) = rest.split_first().ok_or(SlotDecodeError::Malformed)?;
         let extents = [SlotDataExtent::Some, SlotDataExtent::All];
         let extent = *extents.get(usize::from(*extent)).ok_or(SlotDecodeError::Malformed)?;
         let (lead, mut rest): (Option<(Age, Age)>, _) =
             postcard::take_from_bytes(rest).map_err(|_| SlotDecodeError::Malformed)?;
-        let lead = lead.map(|(at, until)| Lead { at: at.instant(now), until: until.instant(now) });
+        let lead = lead.map(|(at, until)| Lead { at: clock.instant(at), until: clock.instant(until) });
         let mut data = Self { extent, lead, ..Self::default() };
         data.counters.reserve(counters_in(rest));
         while !rest.is_empty() {
             let (key, tag, body, after) = record(rest).ok_or(SlotDecodeError::Malformed)?;
-            data.read(key, tag, body, now)?;
+            data.read(key, tag, body, clock)?;
             rest = after;
         }
         Ok(data)
     }
 
-    fn read(&mut self, key: Key, tag: u8, body: &[u8], now: Timestamp) -> Result<(), SlotDecodeError> {
+    fn read(&mut self, key: Key, tag: u8, body: &[u8], clock: DecodeClock) -> Result<(), SlotDecodeError> {
         let decoded = match tag {
             REMOVED if body.is_empty() => {
                 self.removed.insert(key);
                 Decoded::Known(())
             }
             REMOVED => Decoded::Malformed,
-            SIDE_DATA_MIN.. => self.side_data.entry(key).or_default().read(tag, body, now),
-            _ => PackedCounter::read(tag, body, now).and_then(|packed| match self.extent {
+            SIDE_DATA_MIN.. => self.side_data.entry(key).or_default().read(tag, body, clock),
+            _ => PackedCounter::read(tag, body, clock).and_then(|packed| match self.extent {
                 SlotDataExtent::All if packed.is_partial() => Decoded::Malformed,
                 SlotDataExtent::All | SlotDataExtent::Some => {
                     self.counters.insert(key, packed);

@@ -38,7 +38,7 @@ impl SlotTable {
     /// Evicts idle counters and returns their number.
     pub(crate) fn forget_idle(&mut self, now: Timestamp, resources: &TableResources) -> usize {
         let forgotten = self.remove_where(resources, |packed| packed.idle_at() <= now);
-        resources.evicted_idle.add(forgotten);
+        resources.evicted_idle.add(forgotten as u64);
         forgotten
     }
 
@@ -75,7 +75,7 @@ impl SlotTable {
         let enough = (self.len() / EVICT_DIVISOR).max(1);
         let idle = self.forget_idle(now, resources);
         let least = self.evict_cheapest(enough.saturating_sub(idle), cost_max, now, resources);
-        resources.evicted_unexpired.add(least);
+        resources.evicted_unexpired.add(least as u64);
         idle + least
     }
 
@@ -105,7 +105,7 @@ impl SlotTable {
         let retained = counters.iter().enumerate().take_while(fits).count();
         let refusing =
             counters[retained..].iter().filter(|(_, packed)| packed.eviction_cost(now).is_none()).count();
-        resources.evicted_unexpired.add(counters.len() - retained - refusing);
+        resources.evicted_unexpired.add((counters.len() - retained - refusing) as u64);
         counters.truncate(retained);
         self.buckets = HashTable::new(buckets_for(counters.len()));
         counters.into_iter().for_each(|(low, packed)| self.buckets.put(low, packed));

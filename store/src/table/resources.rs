@@ -2,8 +2,10 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+    atomic::{AtomicUsize, Ordering},
 };
+
+use tollgate_counter::metrics::MetricCounter;
 
 use crate::{budget::Budget, side_data::SideDataSize};
 
@@ -13,17 +15,17 @@ pub(crate) struct TableResources {
     pub(crate) budget: Arc<Budget>,
     /// The number of tables.
     pub(crate) tables: usize,
-    pub(crate) evicted_idle: EventCounter,
-    pub(crate) evicted_unexpired: EventCounter,
+    pub(crate) evicted_idle: MetricCounter,
+    pub(crate) evicted_unexpired: MetricCounter,
     pub(crate) holds: HoldTotals,
     /// Counters with a limit of their own.
     pub(crate) own_limits: AtomicUsize,
     /// The bytes of limits of their own.
     pub(crate) own_limit_bytes: AtomicUsize,
     /// Penalties that began.
-    pub(crate) penalties: EventCounter,
+    pub(crate) penalties: MetricCounter,
     /// Refusals of limits with a penalty that were not recorded for lack of memory.
-    pub(crate) refusals_unrecorded: EventCounter,
+    pub(crate) refusals_unrecorded: MetricCounter,
 }
 
 /// What all holds take, and what happened to them.
@@ -31,18 +33,36 @@ pub(crate) struct TableResources {
 pub(crate) struct HoldTotals {
     pub(crate) open: AtomicUsize,
     pub(crate) bytes: AtomicUsize,
-    pub(crate) released: EventCounter,
-    pub(crate) charged: EventCounter,
-    pub(crate) exhausted: EventCounter,
+    pub(crate) released: MetricCounter,
+    pub(crate) charged: MetricCounter,
+    pub(crate) exhausted: MetricCounter,
     /// Ids that were forgotten because a counter had too many.
-    pub(crate) forgotten: EventCounter,
+    pub(crate) forgotten: MetricCounter,
 }
 
-/// A counter of events.
-#[derive(Debug, Default)]
-pub(crate) struct EventCounter(AtomicU64);
-
 impl TableResources {
+    /// Unused resources of so many tables.
+    pub(crate) fn new(budget: Budget, tables: usize) -> Self {
+        Self {
+            budget: Arc::new(budget),
+            tables,
+            evicted_idle: MetricCounter::default(),
+            evicted_unexpired: MetricCounter::default(),
+            holds: HoldTotals::default(),
+            own_limits: AtomicUsize::new(0),
+            own_limit_bytes: AtomicUsize::new(0),
+            penalties: MetricCounter::default(),
+            refusals_unrecorded: MetricCounter::default(),
+        }
+    }
+
+    /// Counts the penalties that have begun. There are fewer than before if some were forgotten.
+    pub(crate) fn add_penalties(&self, before: u32, after: u32) {
+        if before < after {
+            self.penalties.add((after - before).into());
+        }
+    }
+
     /// Records that the side data of a counter has changed.
     pub(crate) fn change_side_data(&self, before: SideDataSize, after: SideDataSize) {
         self.budget.change(before.bytes, after.bytes);
@@ -55,22 +75,5 @@ impl TableResources {
             // Both at once: the difference may be negative.
             total.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
         }
-    }
-}
-
-impl EventCounter {
-    /// Adds the difference of two numbers of penalties. It is negative if some were forgotten.
-    pub(crate) fn add_penalties(&self, before: u32, after: u32) {
-        if before < after {
-            self.add((after - before) as usize);
-        }
-    }
-
-    pub(crate) fn add(&self, number: usize) {
-        self.0.fetch_add(number as u64, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
     }
 }

@@ -1,9 +1,6 @@
 //! Tests of the table of a slot.
 
-use std::{
-    num::NonZeroU64,
-    sync::{Arc, atomic::AtomicUsize},
-};
+use std::num::NonZeroU64;
 
 use proptest::prelude::*;
 
@@ -50,17 +47,7 @@ fn packed_after_peek(limit: &Limit, mut counter: Counter) -> PackedCounter {
 }
 
 fn resources(bytes_max: usize) -> TableResources {
-    TableResources {
-        budget: Arc::new(Budget::new(bytes_max as u64, 1, BYTES_FIRST)),
-        tables: 1,
-        evicted_idle: EventCounter::default(),
-        evicted_unexpired: EventCounter::default(),
-        holds: HoldTotals::default(),
-        own_limits: AtomicUsize::new(0),
-        own_limit_bytes: AtomicUsize::new(0),
-        penalties: EventCounter::default(),
-        refusals_unrecorded: EventCounter::default(),
-    }
+    TableResources::new(Budget::new(bytes_max as u64, 1, BYTES_FIRST), 1)
 }
 
 /// A bucket that is full in this many hours. It refuses with more than ten to go.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 use prost_reflect::{
     Cardinality, DescriptorPool, FieldDescriptor, FileDescriptor, Kind, MessageDescriptor, MethodDescriptor,
 };
-use tollgate::api::{Method, SingleMethod};
+use tollgate::api::Method;
 use tollgate_wire::proto::DESCRIPTORS;
 
 use crate::harness::Service;
@@ -128,9 +128,7 @@ fn path(method: &MethodDescriptor, schemas: &mut Schemas) -> String {
     let description = quoted(&description);
     // The codes of HTTP that `docs/api.md` names.
     let (tag, security, errors): (_, _, &[u16]) = match served {
-        Method::Single(SingleMethod::Operator(_)) => {
-            ("operation", "[{adminToken: []}]", &[400, 401, 403, 404, 413, 503])
-        }
+        Method::Operator(_) => ("operation", "[{adminToken: []}]", &[400, 401, 403, 404, 413, 503]),
         _without_token => ("limits", "[]", &[400, 413, 503]),
     };
     let error = "{$ref: '#/components/responses/Error'}";
@@ -216,7 +214,7 @@ fn operations_of_openapi_file_have_what_linters_require() {
         let served = Method::ALL.iter().find(|served| served.json_path() == format!("/v1/{name}")).unwrap();
         assert_eq!(value("operationId: "), operation_id(served.name()));
         assert!(value("summary: ").len() > 2, "{name}: no summary");
-        let is_operator = matches!(served, Method::Single(SingleMethod::Operator(_)));
+        let is_operator = matches!(served, Method::Operator(_));
         let security = if is_operator { "[{adminToken: []}]" } else { "[]" };
         assert_eq!(value("security: "), security, "{name}");
         assert!(!value("'400': ").is_empty(), "{name}: no code of a refusal");

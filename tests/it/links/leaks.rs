@@ -3,7 +3,7 @@
 use std::fs;
 
 use tokio::runtime::Handle;
-use tollgate_cluster::link::DisconnectReason;
+use tollgate_cluster::Departure;
 
 use crate::{
     harness::{rounds, until},
@@ -51,7 +51,7 @@ async fn joining_and_dying_replicas_leak_nothing() {
         one.until_linked(&two).await;
         let id = two.id();
         two.kill().await;
-        one.until(Event::Lost(id, DisconnectReason::Dead)).await;
+        one.until(Event::Lost(id, Departure::Dead)).await;
     }
     until(async || (tasks() <= quiet).then_some(())).await;
     assert_eq!(one.links.stats().links_up(), 0);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tollgate_cluster::{MemberId, link::DisconnectReason};
+use tollgate_cluster::{Departure, MemberId};
 use tollgate_counter::time::Stopwatch;
 
 use crate::{
@@ -19,7 +19,7 @@ async fn killed_replica_is_dead_at_once() {
     let (one, two) = Replica::pair().await;
     let (id, since) = (two.id(), Stopwatch::start());
     two.kill().await;
-    one.until(Event::Lost(id, DisconnectReason::Dead)).await;
+    one.until(Event::Lost(id, Departure::Dead)).await;
     assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
     assert_eq!(one.links.stats().links_up(), 0);
 }
@@ -34,7 +34,7 @@ async fn replica_is_dead_when_another_answers_at_its_address() {
     let id = two.id();
     proxy.set_target(three.listen);
     two.kill().await;
-    one.until(Event::Lost(id, DisconnectReason::Dead)).await;
+    one.until(Event::Lost(id, Departure::Dead)).await;
     one.until_linked(&three).await;
 }
 
@@ -47,7 +47,7 @@ async fn closing_replica_sends_queued_batches_and_goodbye() {
     let since = Stopwatch::start();
     two.links.close(Duration::from_secs(10)).await;
     assert!(since.elapsed() < Duration::from_secs(5), "no peer delays the close");
-    one.until(Event::Lost(two.id(), DisconnectReason::Dead)).await;
+    one.until(Event::Lost(two.id(), Departure::Dead)).await;
     assert_eq!(one.received_count(two.id()), 1_000);
     two.task.await.unwrap().unwrap();
 }
@@ -118,16 +118,15 @@ async fn unresponsive_replica_does_not_delay_other_links() {
         two.until_received(one.id(), number + 1).await;
     }
     assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
-    assert!(!one.events().contains(&Event::Lost(silent.id(), DisconnectReason::Dead)));
+    assert!(!one.events().contains(&Event::Lost(silent.id(), Departure::Dead)));
 }
 
 #[tokio::test]
 async fn forgotten_replica_is_lost_on_both_sides_and_relinks() {
     let (one, two) = Replica::pair().await;
     one.links.forget(two.id());
-    one.until(Event::Lost(two.id(), DisconnectReason::Forgotten)).await;
-    let again =
-        |of: MemberId| [Event::Linked(of), Event::Lost(of, DisconnectReason::Forgotten), Event::Linked(of)];
+    one.until(Event::Lost(two.id(), Departure::Forgotten)).await;
+    let again = |of: MemberId| [Event::Linked(of), Event::Lost(of, Departure::Forgotten), Event::Linked(of)];
     until(async || (one.events() == again(two.id())).then_some(())).await;
     until(async || (two.events() == again(one.id())).then_some(())).await;
     one.send(two.id(), "anew");

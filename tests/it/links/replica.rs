@@ -13,8 +13,8 @@ use prost::bytes::Bytes;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tollgate_cluster::{
-    MemberId, Trust,
-    link::{DisconnectReason, LinkError, LinkHandler, LinkSettings, Links},
+    Departure, MemberId, Trust,
+    link::{LinkError, LinkHandler, LinkSettings, Links},
 };
 use tollgate_counter::time::{Clock, Timestamp};
 
@@ -27,7 +27,7 @@ pub const SECRET: &str = "a secret that replicas share";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Linked(MemberId),
-    Lost(MemberId, DisconnectReason),
+    Lost(MemberId, Departure),
 }
 
 /// Queued batches for peers, and what was received from them.
@@ -64,7 +64,7 @@ impl LinkHandler for RecordedTraffic {
         self.state.lock().unwrap().waiting.get_mut(&peer)?.pop_front()
     }
 
-    fn disconnected(&self, peer: MemberId, reason: DisconnectReason) {
+    fn disconnected(&self, peer: MemberId, reason: Departure) {
         self.state.lock().unwrap().events.push(Event::Lost(peer, reason));
     }
 }

@@ -24,7 +24,7 @@ use tokio_rustls::TlsConnector;
 use tonic::Code;
 
 use crate::{
-    bench::frame::{self, AnswerKind, RequestContent},
+    bench::frame::{self, AnswerKind, BenchCall},
     target::{Target, TlsOptions},
 };
 
@@ -74,11 +74,11 @@ impl Route {
     }
 
     /// The head of a request, without its body.
-    fn head(&self, content: &RequestContent) -> Request<()> {
+    fn head(&self, call: &BenchCall) -> Request<()> {
         let mut head = self.head.clone();
-        if let RequestContent::Call(call) = content {
+        if call.path.is_some() {
             let mut parts = head.uri().clone().into_parts();
-            parts.path_and_query = Some(call.path.clone());
+            parts.path_and_query.clone_from(&call.path);
             *head.uri_mut() = Uri::from_parts(parts).expect("a URI with another path is a URI");
             if call.body.is_empty() {
                 *head.method_mut() = Method::GET;
@@ -106,7 +106,7 @@ impl Route {
                     return Err(format!("no HTTP/2: {why}"));
                 }
             };
-            Ok(Established { sender, connection })
+            Ok((sender, connection))
         };
         let late = |_| Err(format!("no connection within {:?}", self.request_timeout));
         timeout(self.request_timeout, connecting).await.unwrap_or_else(late)
@@ -157,21 +157,13 @@ trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
 /// An established connection.
-struct Established {
-    sender: SendRequest<Bytes>,
-    connection: Connection<Box<dyn Io>, Bytes>,
-}
+type Established = (SendRequest<Bytes>, Connection<Box<dyn Io>, Bytes>);
 
 /// The number of a connection, counted over reconnects.
 type Generation = u64;
 
-/// The connection in use.
-#[derive(Clone)]
-struct Current {
-    generation: Generation,
-    // `None` while reconnecting.
-    sender: Option<SendRequest<Bytes>>,
-}
+/// The connection in use; `None` while reconnecting.
+type Current = Option<(Generation, SendRequest<Bytes>)>;
 
 /// One connection of a run. Clones share the connection.
 #[derive(Clone)]
@@ -185,61 +177,51 @@ pub(super) struct BenchClient {
     ended: Arc<watch::Sender<Generation>>,
 }
 
-/// Keeps a client connected; runs concurrently with the calls.
-pub(super) struct Reconnector {
+/// Connects; returns the client, and what keeps it connected while it runs.
+pub(super) async fn open(
     route: Arc<Route>,
-    established: Established,
-    current: watch::Sender<Current>,
-    ended: watch::Receiver<Generation>,
-}
-
-/// Connects; returns the client and its reconnector.
-pub(super) async fn open(route: Arc<Route>) -> Result<(BenchClient, Reconnector), String> {
+) -> Result<(BenchClient, impl Future<Output = ()> + Send), String> {
     let established = route.connect().await?;
-    let (current_sender, current) =
-        watch::channel(Current { generation: 1, sender: Some(established.sender.clone()) });
+    let (current_sender, current) = watch::channel(Some((1, established.0.clone())));
     let (ended, ended_receiver) = watch::channel(0);
     let client =
         BenchClient { route: route.clone(), sender: None, last_left: 0, current, ended: Arc::new(ended) };
-    Ok((client, Reconnector { route, established, current: current_sender, ended: ended_receiver }))
+    Ok((client, keep_connected(route, established, current_sender, ended_receiver)))
 }
 
-impl Reconnector {
-    /// Drives the connection, and reconnects whenever it accepts no more calls, until dropped.
-    pub(super) async fn run(self) {
-        let Self { route, mut established, current, mut ended } = self;
-        let mut leaving = JoinSet::new();
-        for generation in 1.. {
-            tokio::select! {
-                _ = &mut established.connection => {}
-                _ = ended.wait_for(|ended| generation <= *ended) => {}
-            }
-            current.send_replace(Current { generation, sender: None });
-            // Calls that are open on it are still answered; their timeout bounds them.
-            leaving.spawn(established.connection);
-            while leaving.try_join_next().is_some() {}
-            established = loop {
-                match route.connect().await {
-                    Ok(established) => break established,
-                    Err(_) => sleep(PAUSE).await,
-                }
-            };
-            current.send_replace(Current {
-                generation: generation + 1,
-                sender: Some(established.sender.clone()),
-            });
+/// Drives the connection, and reconnects whenever it accepts no more calls, until dropped.
+async fn keep_connected(
+    route: Arc<Route>,
+    (_, mut connection): Established,
+    current: watch::Sender<Current>,
+    mut ended: watch::Receiver<Generation>,
+) {
+    let mut leaving = JoinSet::new();
+    for generation in 1.. {
+        tokio::select! {
+            _ = &mut connection => {}
+            _ = ended.wait_for(|ended| generation <= *ended) => {}
         }
+        current.send_replace(None);
+        // Calls that are open on it are still answered; their timeout bounds them.
+        leaving.spawn(connection);
+        while leaving.try_join_next().is_some() {}
+        let sender;
+        (sender, connection) = loop {
+            match route.connect().await {
+                Ok(established) => break established,
+                Err(_) => sleep(PAUSE).await,
+            }
+        };
+        current.send_replace(Some((generation + 1, sender)));
     }
 }
 
 impl BenchClient {
     /// Sends a request and waits for the whole answer. Waits for a connection if there is none.
-    pub(super) async fn call(&mut self, content: RequestContent) -> AnswerKind {
-        let head = self.route.head(&content);
-        let (body, decode): (_, fn(&WholeAnswer) -> AnswerKind) = match content {
-            RequestContent::Decision(body) => (body, WholeAnswer::decision),
-            RequestContent::Call(call) => (call.body, WholeAnswer::end),
-        };
+    pub(super) async fn call(&mut self, call: BenchCall) -> AnswerKind {
+        let head = self.route.head(&call);
+        let BenchCall { path, body } = call;
         let (answer, mut stream) = loop {
             let Some((generation, mut sender)) = self.ready().await else {
                 return AnswerKind::Failed(Code::Unavailable);
@@ -263,7 +245,13 @@ impl BenchClient {
             Ok(answer) => read_answer(answer).await,
             Err(error) => Err(code(&error)),
         };
-        answered.map_or_else(AnswerKind::Failed, |answer| decode(&answer))
+        match answered {
+            // A listed call may have any answer, also one of HTTP, which has no code.
+            Ok((Some(Code::Ok) | None, _)) if path.is_some() => AnswerKind::Ok,
+            Ok((Some(Code::Ok), answer)) => frame::outcome(&answer),
+            Ok((code, _)) => AnswerKind::Failed(code.unwrap_or(Code::Unknown)),
+            Err(code) => AnswerKind::Failed(code),
+        }
     }
 
     /// The connection, once one accepts calls; `None` if there will be none.
@@ -276,9 +264,8 @@ impl BenchClient {
                 self.leave(generation);
             }
             let last_left = self.last_left;
-            let newer = |current: &Current| current.sender.is_some() && last_left < current.generation;
-            let current = self.current.wait_for(newer).await.ok()?.clone();
-            self.sender = current.sender.map(|sender| (current.generation, sender));
+            let newer = |current: &Current| current.as_ref().is_some_and(|(newer, _)| last_left < *newer);
+            self.sender = self.current.wait_for(newer).await.ok()?.clone();
         }
     }
 
@@ -292,34 +279,8 @@ impl BenchClient {
     }
 }
 
-/// A whole answer.
-struct WholeAnswer {
-    /// The code of gRPC in its trailers; HTTP has none.
-    code: Option<Code>,
-    body: Bytes,
-}
-
-impl WholeAnswer {
-    /// What an answer to a request for a decision says.
-    fn decision(&self) -> AnswerKind {
-        match self.code {
-            Some(Code::Ok) => frame::outcome(&self.body),
-            Some(code) => AnswerKind::Failed(code),
-            None => AnswerKind::Failed(Code::Unknown),
-        }
-    }
-
-    /// How a call has ended, whatever its answer contains.
-    fn end(&self) -> AnswerKind {
-        match self.code {
-            Some(Code::Ok) | None => AnswerKind::Ok,
-            Some(code) => AnswerKind::Failed(code),
-        }
-    }
-}
-
-/// The answer, or the code of the error that ended it.
-async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> Result<WholeAnswer, Code> {
+/// The code of gRPC in the trailers of an answer, and its body; or the code of the error that ended it.
+async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> Result<(Option<Code>, Bytes), Code> {
     if let Some(failed) = refusal(answer.status(), answer.headers()) {
         return Err(failed);
     }
@@ -337,7 +298,7 @@ async fn read_answer(answer: hyper::Response<h2::RecvStream>) -> Result<WholeAns
         }
     }
     let trailers = stream.trailers().await.map_err(|error| code(&error))?.unwrap_or_default();
-    Ok(WholeAnswer { code: status(&trailers), body })
+    Ok((status(&trailers), body))
 }
 
 /// The error code of an answer that ends with its header.

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
+use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use jiff::SignedDuration;
 use tollgate_wire::proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
@@ -16,7 +16,7 @@ use crate::{
         run::{BenchTraffic, CallerCount, LoadModel, Run},
         schedule::{Arrivals, MeasuredSpan, Schedule},
     },
-    command::{CommandError, examples},
+    command::{CommandError, examples, file, flag, value},
     request, target,
 };
 
@@ -47,22 +47,18 @@ pub(super) fn command() -> Command {
         .args([request::domain(), descriptors].map(|arg| arg.required(false).required_unless_present("calls")))
         .args(traffic())
         .args(load_model())
-        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the results as JSON"))
+        .arg(flag("json", "Print the results as JSON"))
 }
 
 /// The flags for the content of requests.
 fn traffic() -> [Arg; 5] {
     [
-        Arg::new("calls")
-            .long("calls")
-            .value_name("FILE")
-            .value_parser(value_parser!(PathBuf))
-            .value_hint(ValueHint::FilePath)
-            .conflicts_with_all(["domain", "descriptor", "keys", "skew", "hits"])
-            .help(
-                "JSON file with calls to send in turn, to a server of any protocol over HTTP/2: \
-                 [{\"path\": \"/a.B/C\", \"body\": HEX}, ...]; without a body a call is a GET",
-            ),
+        file(
+            "calls",
+            "JSON file with calls to send in turn, to a server of any protocol over HTTP/2: \
+             [{\"path\": \"/a.B/C\", \"body\": HEX}, ...]; without a body a call is a GET",
+        )
+        .conflicts_with_all(["domain", "descriptor", "keys", "skew", "hits"]),
         number("keys", "Number of keys, numbered from 0 with equally many digits", "1")
             .value_parser(value_parser!(u64).range(1..=KEYS_MAX)),
         number(
@@ -83,36 +79,28 @@ fn traffic() -> [Arg; 5] {
 /// The flags for the load and its duration.
 fn load_model() -> [Arg; 8] {
     let callers = || value_parser!(u64).range(1..=CALLERS_MAX);
-    let time = |name, help| Arg::new(name).long(name).value_name("TIME").value_parser(duration).help(help);
+    let time = |name, help| value(name, "TIME", help).value_parser(duration);
     [
         number("connections", "Number of connections", "1").value_parser(callers()),
         number("streams", "Maximum number of concurrent requests on each connection", "1").value_parser(callers()),
-        Arg::new("rate")
-            .long("rate")
-            .value_name("N")
-            .value_parser(value_parser!(u64).range(1..=RATE_MAX))
-            .help(
-                "Open loop: requests per second, regardless of answers; latency is measured from when a request was due \
-                 [default: closed loop: each stream sends its next request after the answer]",
-            ),
-        Arg::new("poisson")
-            .long("poisson")
-            .action(ArgAction::SetTrue)
-            .requires("rate")
-            .help("Poisson arrivals instead of equal intervals"),
+        value(
+            "rate",
+            "N",
+            "Open loop: requests per second, regardless of answers; latency is measured from when a request was due \
+             [default: closed loop: each stream sends its next request after the answer]",
+        )
+        .value_parser(value_parser!(u64).range(1..=RATE_MAX)),
+        flag("poisson", "Poisson arrivals instead of equal intervals").requires("rate"),
         time("duration", "Duration of the measurement [default: 10s, or until --requests are sent]"),
-        Arg::new("requests")
-            .long("requests")
-            .value_name("N")
-            .value_parser(value_parser!(u64).range(1..))
-            .help("Maximum number of requests to measure"),
+        value("requests", "N", "Maximum number of requests to measure")
+            .value_parser(value_parser!(u64).range(1..)),
         time("warmup", "Duration of the unmeasured warm-up").default_value("0s"),
         time("timeout", "Time to wait for a connection or an answer").default_value("5s"),
     ]
 }
 
 fn number(name: &'static str, help: &'static str, default: &'static str) -> Arg {
-    Arg::new(name).long(name).value_name("N").default_value(default).help(help)
+    value(name, "N", help).default_value(default)
 }
 
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {

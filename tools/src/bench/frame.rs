@@ -20,18 +20,11 @@ const HEAD_BYTES: usize = 5;
 const HITS_KEY: u8 = 3 << 3;
 
 /// What one request asks for.
-#[derive(Clone, Debug)]
-pub(super) enum RequestContent {
-    /// The message of a request for a decision, after its frame header.
-    Decision(Bytes),
-    /// A call of any service.
-    Call(BenchCall),
-}
-
-/// A call that a file lists: a `POST` as of gRPC, or a `GET` if it has no body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BenchCall {
-    pub path: PathAndQuery,
+    /// The path of a call that a file lists; `None` for a request for a decision.
+    pub path: Option<PathAndQuery>,
+    /// The message behind its frame header. A listed call is a `POST` as of gRPC, or a `GET` if it has no body.
     pub body: Bytes,
 }
 
@@ -61,7 +54,7 @@ impl BenchCall {
         let wrong = |what: &str| format!("not {what}: {path:?}");
         let uri: PathAndQuery = path.parse().map_err(|_| wrong("a path"))?;
         let body = bytes_of(&body).ok_or_else(|| wrong("a path with a body in hexadecimal digits"))?;
-        Ok(Self { path: uri, body: body.into() })
+        Ok(Self { path: Some(uri), body: body.into() })
     }
 }
 
@@ -211,7 +204,8 @@ mod tests {
         let call =
             |path: &str, body: &str| BenchCall::new(ListedCall { path: path.into(), body: body.into() });
         let read = call("/a.B/C", "00ffA0").unwrap();
-        assert_eq!((read.path.as_str(), &*read.body), ("/a.B/C", &[0, 0xff, 0xa0][..]));
+        assert_eq!(read.path.unwrap().as_str(), "/a.B/C");
+        assert_eq!(&*read.body, [0, 0xff, 0xa0]);
         for (path, body) in [("no path", ""), ("/a", "0"), ("/a", "0g"), ("/a", "\u{e9}")] {
             assert!(call(path, body).unwrap_err().starts_with("not a path"), "{path} {body}");
         }

@@ -7,14 +7,11 @@ use std::{
 };
 
 use clap::{ArgMatches, Command};
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::{MissedTickBehavior, interval},
-};
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
     bench::report::BenchReport,
-    command::{CommandError, block_on},
+    command::{CommandError, Interrupts, block_on, show_progress},
     target,
 };
 
@@ -46,15 +43,12 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandErr
 
 /// Runs to the end, or until a signal arrives.
 async fn measure(run: run::Run, route: client::Route) -> Result<BenchReport, String> {
-    let signals = |kind| signal(kind).map_err(|error| error.to_string());
-    let mut interrupt = signals(SignalKind::interrupt())?;
-    let mut terminate = signals(SignalKind::terminate())?;
+    let mut interrupts = Interrupts::new()?;
     let callers = run.callers;
     let load_model = run.load_model.clone();
     let mut running = tokio::select! {
         running = run.start(route) => running?,
-        _ = interrupt.recv() => return Err("interrupted".to_owned()),
-        _ = terminate.recv() => return Err("interrupted".to_owned()),
+        () = interrupts.next() => return Err("interrupted".to_owned()),
     };
     let shows_progress = stderr().is_terminal();
     let mut second = interval(Duration::from_secs(1));
@@ -62,16 +56,14 @@ async fn measure(run: run::Run, route: client::Route) -> Result<BenchReport, Str
     loop {
         tokio::select! {
             () = running.ended() => break,
-            _ = interrupt.recv() => break,
-            _ = terminate.recv() => break,
+            () = interrupts.next() => break,
             _ = second.tick(), if shows_progress => {
-                // Return to the beginning of the line and clear it.
-                eprint!("\r\x1b[2K{}", BenchReport::new(callers, &load_model, &running).line());
+                show_progress(&BenchReport::new(callers, &load_model, &running).line());
             }
         }
     }
     if shows_progress {
-        eprint!("\r\x1b[2K");
+        show_progress("");
     }
     Ok(BenchReport::new(callers, &load_model, &running))
 }

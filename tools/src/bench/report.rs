@@ -20,13 +20,8 @@ pub(super) struct BenchReport {
     callers: CallerCount,
     time: Duration,
     stats: BenchStats,
-    open: Option<OpenLoop>,
-}
-
-/// The measurements of an open loop.
-struct OpenLoop {
-    rate: u64,
-    due: u64,
+    // The rate of an open loop, and the requests that were due.
+    open: Option<(u64, u64)>,
 }
 
 impl BenchReport {
@@ -36,9 +31,7 @@ impl BenchReport {
         let stats = running.stats().clone();
         let open = match load_model {
             LoadModel::Closed => None,
-            LoadModel::Open(schedule) => {
-                Some(OpenLoop { rate: schedule.rate(), due: due.unwrap_or(stats.sent) })
-            }
+            LoadModel::Open(schedule) => Some((schedule.rate(), due.unwrap_or(stats.sent))),
         };
         Self { callers, time: running.measured(), stats, open }
     }
@@ -82,7 +75,7 @@ impl BenchReport {
             "{:.2} s, connections: {connections}, requests at a time on each: at most {streams}",
             self.time.as_secs_f64()
         )];
-        if let Some(OpenLoop { rate, due }) = self.open {
+        if let Some((rate, due)) = self.open {
             let late = self.stats.late;
             let unsent = due.saturating_sub(self.stats.sent);
             lines.push(format!("due         {due} ({rate} a second), {late} sent late, {unsent} not sent"));
@@ -136,7 +129,7 @@ impl BenchReport {
             "unanswered": self.stats.sent - self.stats.ended(),
             "latency_us": latency,
         });
-        if let Some(OpenLoop { rate, due }) = self.open {
+        if let Some((rate, due)) = self.open {
             whole["rate"] = json!(rate);
             whole["due"] = json!(due);
             whole["late"] = json!(self.stats.late);

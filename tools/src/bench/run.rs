@@ -15,7 +15,7 @@ use tonic::Code;
 
 use crate::bench::{
     client::{self, BenchClient, Route},
-    frame::{AnswerKind, BenchCall, FrameTemplate, RequestContent},
+    frame::{AnswerKind, BenchCall, FrameTemplate},
     keys::{HitDistribution, Keys},
     schedule::{MeasuredSpan, Schedule},
     stats::{BenchStats, LATE},
@@ -41,15 +41,15 @@ pub(super) enum BenchTraffic {
 }
 
 impl BenchTraffic {
-    fn next(&mut self) -> RequestContent {
+    fn next(&mut self) -> BenchCall {
         match self {
             Self::Decisions { template, keys, hits } => {
-                RequestContent::Decision(template.fill(keys.next(), hits.next()))
+                BenchCall { path: None, body: template.fill(keys.next(), hits.next()) }
             }
             Self::Calls { calls, next } => {
                 let call = calls[*next].clone();
                 *next = (*next + 1) % calls.len();
-                RequestContent::Call(call)
+                call
             }
         }
     }
@@ -94,7 +94,7 @@ struct NextRequest {
 
 /// A request to send.
 struct BenchRequest {
-    content: RequestContent,
+    content: BenchCall,
     /// The instant from which its latency is measured.
     from: Duration,
     measured: bool,
@@ -106,7 +106,8 @@ pub(super) struct Running {
     callers: JoinSet<()>,
     // Owned here, so that connections end with the run.
     _reconnectors: JoinSet<()>,
-    pacer: Option<Pacer>,
+    // Dropping it ends the thread that releases requests; `None` in a closed loop.
+    pacer: Option<mpsc::Sender<()>>,
 }
 
 impl Run {
@@ -118,7 +119,7 @@ impl Run {
         for _ in 0..self.callers.connections {
             let (client, reconnector) = client::open(route.clone()).await?;
             clients.push(client);
-            reconnectors.spawn(reconnector.run());
+            reconnectors.spawn(reconnector);
         }
         let shared = Arc::new(RunState {
             stopwatch: Stopwatch::start(),
@@ -141,7 +142,7 @@ impl Run {
         }
         let pacer = match self.load_model {
             LoadModel::Closed => None,
-            LoadModel::Open(schedule) => Some(Pacer::start(shared.clone(), schedule)),
+            LoadModel::Open(schedule) => Some(start_pacer(shared.clone(), schedule)),
         };
         Ok(Running { shared, callers, _reconnectors: reconnectors, pacer })
     }
@@ -241,31 +242,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Releases requests when they are due. A thread, because the runtime's timers have millisecond resolution.
-struct Pacer {
-    // Dropping it ends the thread.
-    _stop: mpsc::Sender<()>,
-}
-
-impl Pacer {
-    fn start(shared: Arc<RunState>, schedule: Schedule) -> Self {
-        let (stop, stopped) = mpsc::channel();
-        thread::spawn(move || {
-            for instant in schedule {
-                loop {
-                    let wait = instant.saturating_sub(shared.stopwatch.elapsed());
-                    if wait.is_zero() {
-                        break;
-                    }
-                    if stopped.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected) {
-                        return;
-                    }
+/// Releases requests when they are due, until the sender is dropped. On a thread, because the runtime's timers have
+/// millisecond resolution.
+fn start_pacer(shared: Arc<RunState>, schedule: Schedule) -> mpsc::Sender<()> {
+    let (stop, stopped) = mpsc::channel();
+    thread::spawn(move || {
+        for instant in schedule {
+            loop {
+                let wait = instant.saturating_sub(shared.stopwatch.elapsed());
+                if wait.is_zero() {
+                    break;
                 }
-                shared.due.add_permits(1);
+                if stopped.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected) {
+                    return;
+                }
             }
-            // Wakes the waiting callers, which find that the run has ended.
-            shared.due.add_permits(PERMITS_AT_END);
-        });
-        Self { _stop: stop }
-    }
+            shared.due.add_permits(1);
+        }
+        // Wakes the waiting callers, which find that the run has ended.
+        shared.due.add_permits(PERMITS_AT_END);
+    });
+    stop
 }

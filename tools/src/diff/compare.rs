@@ -86,19 +86,7 @@ impl Sides {
             (Some(old), Some(new)) => on_denied(old, new).map(|key| (ChangeKind::Changed, vec![key])),
         };
         if let Some((change, keys)) = change {
-            found.push(Difference {
-                change,
-                domain: name.to_owned(),
-                path: String::new(),
-                applies_to: String::new(),
-                old_at: None,
-                new_at: None,
-                before: None,
-                after: None,
-                keys,
-                counters: None,
-                own_limits: None,
-            });
+            found.push(Difference::of_domain(change, name, keys));
         }
         let old: Vec<_> = old.into_iter().flat_map(Domain::descriptors).collect();
         let new: Vec<_> = new.into_iter().flat_map(Domain::descriptors).collect();
@@ -160,17 +148,15 @@ impl Sides {
             })
         };
         Some(Difference {
-            change,
-            domain: domain.to_owned(),
             path: path.texts.join(", "),
             applies_to: path.words.join(", then "),
             old_at: pair.old.map(|one| one.location().to_string()),
             new_at: pair.new.map(|one| one.location().to_string()),
             before: other(old, pair.old),
             after: other(new, pair.new),
-            keys,
             counters,
             own_limits,
+            ..Difference::of_domain(change, domain, keys)
         })
     }
 }
@@ -287,22 +273,15 @@ fn reordered(domain: &str, path: &Path, old: Level<'_, '_>, new: Level<'_, '_>) 
         patterns.map(|one| one.composite()).filter(|composite| other.contains_key(composite)).collect()
     };
     let (before, after) = (common(old, new), common(new, old));
+    let [old, new] = [&before, &after].map(|order| Some(order.join(", ")));
     (before != after).then(|| Difference {
-        change: ChangeKind::Reordered,
-        domain: domain.to_owned(),
         path: path.texts.join(", "),
         applies_to: "values that match several patterns: the first one applies".to_owned(),
-        old_at: None,
-        new_at: None,
-        before: None,
-        after: None,
-        keys: vec![KeyValueChange {
-            key: "order",
-            old: Some(before.join(", ")),
-            new: Some(after.join(", ")),
-        }],
-        counters: None,
-        own_limits: None,
+        ..Difference::of_domain(
+            ChangeKind::Reordered,
+            domain,
+            vec![KeyValueChange { key: "order", old, new }],
+        )
     })
 }
 

@@ -67,6 +67,25 @@ pub(super) struct Applied {
     pub(super) at: String,
 }
 
+impl Difference {
+    /// A difference of a domain as a whole.
+    pub(super) fn of_domain(change: ChangeKind, domain: &str, keys: Vec<KeyValueChange>) -> Self {
+        Self {
+            change,
+            domain: domain.to_owned(),
+            path: String::new(),
+            applies_to: String::new(),
+            old_at: None,
+            new_at: None,
+            before: None,
+            after: None,
+            keys,
+            counters: None,
+            own_limits: None,
+        }
+    }
+}
+
 impl ChangeKind {
     fn word(self) -> &'static str {
         match self {

@@ -2,10 +2,10 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
+use clap::{ArgMatches, Command};
 use serde_json::json;
 
-use crate::command::{FAILURE, examples, print};
+use crate::command::{FAILURE, examples, flag, path, print};
 
 mod compare;
 mod difference;
@@ -20,22 +20,14 @@ pub(super) const NAME: &str = "diff";
 const DIFFERENT: u8 = 1;
 
 pub(super) fn command() -> Command {
-    let path = |name: &'static str, help: &'static str| {
-        Arg::new(name)
-            .value_name(name.to_uppercase())
-            .required(true)
-            .value_parser(value_parser!(PathBuf))
-            .value_hint(ValueHint::AnyPath)
-            .help(help)
-    };
     Command::new(NAME)
         .about(
             "Show which limits change for which descriptors between two sets of rules; exits 0 if none does, 1 if any does, 2 on errors",
         )
         .after_help(examples(&["tollgate diff rules.yaml new.yaml"]))
-        .arg(path("old", "Rule file, or directory of rule files, that is active"))
-        .arg(path("new", "Rule file, or directory of rule files, that replaces it"))
-        .arg(Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the differences as JSON"))
+        .arg(path("old", "OLD", "Rule file, or directory of rule files, that is active").required(true))
+        .arg(path("new", "NEW", "Rule file, or directory of rule files, that replaces it").required(true))
+        .arg(flag("json", "Print the differences as JSON"))
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 use tollgate_wire::finding::{EnvoyCharge, EnvoyDescriptor, EnvoyEntry};
 
-use crate::doctor::fields::{field, message, place, text};
+use crate::doctor::located::{field, message, place, text};
 
 /// The maximum number of descriptors that are compared. A config dump of a large mesh has some hundreds.
 const DESCRIPTORS_MAX: usize = 5_000;
@@ -15,8 +15,8 @@ pub(super) struct SentDescriptors {
     in_domain: Vec<EnvoyDescriptor>,
     /// Those of routes, which any HTTP filter sends.
     of_routes: Vec<EnvoyDescriptor>,
-    /// Whether routes are in the configuration.
-    has_routes: bool,
+    /// Whether routes are in the configuration. Otherwise another file or a control plane has them.
+    pub(super) has_routes: bool,
 }
 
 impl SentDescriptors {
@@ -73,14 +73,9 @@ impl SentDescriptors {
         }
     }
 
-    /// Whether routes make none, although they are in the configuration or may be elsewhere.
-    pub(super) fn routes_without(&self) -> Option<RoutesWithoutDescriptors> {
-        let has_none = self.of_routes.is_empty() && self.in_domain.is_empty();
-        has_none.then_some(if self.has_routes {
-            RoutesWithoutDescriptors::InConfiguration
-        } else {
-            RoutesWithoutDescriptors::Elsewhere
-        })
+    /// Whether there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.of_routes.is_empty() && self.in_domain.is_empty()
     }
 
     /// All, each once, with its first place; those of routes in these domains.
@@ -94,15 +89,6 @@ impl SentDescriptors {
         all.dedup_by_key(|one| content(one));
         all
     }
-}
-
-/// Where the routes are that make no descriptor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RoutesWithoutDescriptors {
-    /// In the configuration.
-    InConfiguration,
-    /// In another file, or with a control plane.
-    Elsewhere,
 }
 
 fn charge(item: &Map<String, Value>) -> EnvoyCharge {

@@ -8,9 +8,8 @@ use tollgate_rules::nearest;
 use tollgate_wire::finding::{DoctorFinding, EnvoyDescriptor, listed};
 
 use crate::doctor::{
-    descriptors::{RoutesWithoutDescriptors, SentDescriptors},
-    fields::{at, field, message, place, text},
-    located,
+    descriptors::SentDescriptors,
+    located::{self, at, field, message, place, text},
     optional_entries::OptionalEntries,
     quotas::Quotas,
 };
@@ -42,7 +41,8 @@ pub(super) struct Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RateLimitFilter {
     domain: String,
-    kind: FilterKind,
+    /// Whether it limits requests, by the descriptors of their routes, and not connections, by descriptors of its own.
+    is_http: bool,
     /// `None` for the default.
     timeout: Option<Duration>,
     denies_on_failure: bool,
@@ -55,24 +55,8 @@ struct RateLimitFilter {
 /// A cluster of Envoy.
 #[derive(Debug)]
 struct EnvoyCluster {
-    protocol: Protocol,
+    speaks_http2: bool,
     at: Option<String>,
-}
-
-/// What a filter limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FilterKind {
-    /// Requests, by the descriptors of their routes.
-    Http,
-    /// Connections, by descriptors of its own.
-    Network,
-}
-
-/// What an Envoy cluster speaks to its hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Protocol {
-    Http2,
-    Other,
 }
 
 impl Config {
@@ -106,8 +90,8 @@ impl Config {
                     }
                 }
                 if let Some(name) = cluster_name(fields) {
-                    self.clusters
-                        .insert(name, EnvoyCluster { protocol: protocol(fields), at: place(fields) });
+                    let cluster = EnvoyCluster { speaks_http2: speaks_http2(fields), at: place(fields) };
+                    self.clusters.insert(name, cluster);
                 }
                 let headers_kb = field(fields, "max_request_headers_kb").and_then(Value::as_u64);
                 self.headers_kb = self.headers_kb.max(headers_kb);
@@ -122,7 +106,7 @@ impl Config {
 
     /// The descriptors that it makes, for the server to compare with its rules.
     pub(super) fn descriptors(&self) -> Vec<EnvoyDescriptor> {
-        let http = self.filters.iter().filter(|filter| filter.kind == FilterKind::Http);
+        let http = self.filters.iter().filter(|filter| filter.is_http);
         let mut domains: Vec<_> = http.map(|filter| filter.domain.clone()).collect();
         domains.sort();
         domains.dedup();
@@ -134,18 +118,21 @@ impl Config {
         const ID: &str = "envoy_without_descriptors";
         const REPAIR: &str =
             "add `rate_limits` with actions to the routes or virtual hosts; docs/envoy.md shows them";
-        self.filters.iter().find(|filter| filter.kind == FilterKind::Http)?;
-        Some(match self.descriptors.routes_without()? {
-            RoutesWithoutDescriptors::InConfiguration => DoctorFinding::warning(
+        if !self.descriptors.is_empty() || !self.filters.iter().any(|filter| filter.is_http) {
+            return None;
+        }
+        Some(if self.descriptors.has_routes {
+            DoctorFinding::warning(
                 ID,
                 "no route of the configuration has rate_limits, so the filter asks nothing and limits nothing",
                 REPAIR,
-            ),
-            RoutesWithoutDescriptors::Elsewhere => DoctorFinding::advice(
+            )
+        } else {
+            DoctorFinding::advice(
                 ID,
                 "the file has no routes; the filter asks only for those with rate_limits, which another file or a control plane has",
                 format!("give those files too, each with --envoy, or a config dump of the Envoy; {REPAIR}"),
-            ),
+            )
         })
     }
 
@@ -221,8 +208,8 @@ impl Config {
         }
         let Some(cluster) = &filter.cluster else { return findings };
         match self.clusters.get(cluster) {
-            Some(EnvoyCluster { protocol: Protocol::Http2, .. }) => {}
-            Some(EnvoyCluster { protocol: Protocol::Other, at: place }) => findings.push(DoctorFinding::error(
+            Some(EnvoyCluster { speaks_http2: true, .. }) => {}
+            Some(EnvoyCluster { speaks_http2: false, at: place }) => findings.push(DoctorFinding::error(
                 "envoy_cluster_without_http2",
                 format!("the Envoy cluster {cluster:?}{} does not speak HTTP/2, which gRPC needs: every call fails", at(place.as_deref())),
                 "add explicit_http_config with http2_protocol_options to its typed_extension_protocol_options",
@@ -249,7 +236,7 @@ impl RateLimitFilter {
         let cluster = grpc.and_then(|grpc| message(grpc, "envoy_grpc"));
         Self {
             domain: text(fields, "domain").unwrap_or_default(),
-            kind: if field(fields, "descriptors").is_some() { FilterKind::Network } else { FilterKind::Http },
+            is_http: field(fields, "descriptors").is_none(),
             timeout: text(fields, "timeout").and_then(|text| duration(&text)),
             denies_on_failure: field(fields, "failure_mode_deny").and_then(Value::as_bool).unwrap_or(false),
             cluster: cluster.and_then(|cluster| text(cluster, "cluster_name")),
@@ -314,7 +301,7 @@ fn cluster_name(fields: &Map<String, Value>) -> Option<String> {
     is_cluster.then(|| name.to_owned())
 }
 
-fn protocol(cluster: &Map<String, Value>) -> Protocol {
+fn speaks_http2(cluster: &Map<String, Value>) -> bool {
     let options = field(cluster, "typed_extension_protocol_options").into_iter();
     let options = options.filter_map(Value::as_object).flat_map(|extensions| extensions.values());
     let kinds = ["explicit_http_config", "auto_config", "use_downstream_protocol_config"];
@@ -323,11 +310,7 @@ fn protocol(cluster: &Map<String, Value>) -> Protocol {
         chosen.into_iter().any(|chosen| field(chosen, "http2_protocol_options").is_some())
     });
     // The field of Envoy 1.16 and before still works.
-    if is_http2 || field(cluster, "http2_protocol_options").is_some() {
-        Protocol::Http2
-    } else {
-        Protocol::Other
-    }
+    is_http2 || field(cluster, "http2_protocol_options").is_some()
 }
 
 /// A duration in the JSON form of Protocol Buffers: seconds with an `s`.

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::{Arg, ArgAction, ArgMatches, Command, ValueHint, value_parser};
+use clap::{ArgAction, ArgMatches, Command};
 use serde::Deserialize;
 use serde_json::json;
 use tollgate_counter::printable::escaped;
@@ -10,12 +10,11 @@ use tollgate_wire::finding::{DoctorFinding, FindingLevel};
 
 use crate::{
     admin_client,
-    command::{FAILURE, examples, print, printable_json},
+    command::{FAILURE, examples, file, flag, print, printable_json, value},
 };
 
 mod descriptors;
 mod envoy;
-mod fields;
 mod located;
 mod optional_entries;
 mod quota_settings;
@@ -39,19 +38,16 @@ struct Examination {
 }
 
 pub(super) fn command() -> Command {
-    let envoy = Arg::new("envoy")
-        .long("envoy")
-        .value_name("FILE")
-        .value_parser(value_parser!(PathBuf))
-        .value_hint(ValueHint::FilePath)
-        .action(ArgAction::Append)
-        .help("Bootstrap or config dump of an Envoy that asks this server, as YAML or JSON; repeat it for several files, as of Istio's EnvoyFilters");
-    let accept = Arg::new("accept")
-        .long("accept")
-        .value_name("ID")
-        .action(ArgAction::Append)
-        .help("A finding that is known and accepted: it is only counted, and does not change the exit code; repeat it for several");
-    let json = Arg::new("json").long("json").action(ArgAction::SetTrue).help("Print the findings as JSON");
+    let envoy = file(
+        "envoy",
+        "Bootstrap or config dump of an Envoy that asks this server, as YAML or JSON; repeat it for several files, as of Istio's EnvoyFilters",
+    );
+    let accept = value(
+        "accept",
+        "ID",
+        "A finding that is known and accepted: it is only counted, and does not change the exit code; repeat it for several",
+    );
+    let json = flag("json", "Print the findings as JSON");
     Command::new(NAME)
         .about(
             "Examine a server and its cluster for what commonly goes wrong, and say how to repair it; exits 0 without errors and warnings, 1 with any, 2 without an answer",
@@ -62,7 +58,8 @@ pub(super) fn command() -> Command {
             "tollgate doctor --accept shadow_mode",
         ]))
         .args(admin_client::args())
-        .args([envoy, accept, json])
+        .args([envoy, accept].map(|several| several.action(ArgAction::Append)))
+        .arg(json)
 }
 
 pub(super) fn run(matches: &ArgMatches) -> ExitCode {

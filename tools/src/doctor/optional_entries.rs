@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value};
 use tollgate_wire::finding::{DoctorFinding, listed};
 
-use crate::doctor::fields::{at, field, message, place, text};
+use crate::doctor::located::{at, field, message, place, text};
 
 /// The id of the findings.
 const ID: &str = "envoy_optional_entry";

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::doctor::fields::{field, field_mut, message, remove, text};
+use crate::doctor::located::{field, field_mut, message, remove, text};
 
 /// The name of the extension with the settings of a bucket.
 const SETTINGS_TYPE: &str =

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use tollgate_wire::finding::{DoctorFinding, listed};
 
 use crate::doctor::{
-    fields::{at, field, message, place, text},
+    located::{at, field, message, place, text},
     quota_settings::{bounds_values, closes_after, contains, denies_before, fallback, repaired},
     yaml_text,
 };

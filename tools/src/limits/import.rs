@@ -7,12 +7,11 @@ use std::{
 
 use clap::ArgMatches;
 use serde_json::{Value, json};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate_counter::printable;
 
 use crate::{
     admin_client::{self, AdminCall},
-    command::block_on,
+    command::{Interrupts, block_on, show_progress},
     limits::rows::RowReader,
 };
 
@@ -80,14 +79,13 @@ impl<'t> ImportFile<'t> {
                 () = interrupts.next() => Err("interrupted".to_owned()),
             };
             if shows_progress && (set.is_err() || end == all) {
-                eprint!("\r\x1b[2K");
+                show_progress("");
             }
             set.map_err(|why| self.failed(pass, done..end, &why))?;
             done = end;
             if shows_progress && done < all {
                 let verb = if pass == Pass::Set { "set" } else { "checked" };
-                // Return to the beginning of the line and clear it.
-                eprint!("\r\x1b[2K{done} of {all} limits are {verb}, {} %", done * 100 / all);
+                show_progress(&format!("{done} of {all} limits are {verb}, {} %", done * 100 / all));
             }
         }
         Ok(())
@@ -145,22 +143,4 @@ impl<'t> ImportFile<'t> {
 /// Why a result has changed nothing.
 pub(super) fn error(result: &Value) -> Option<String> {
     Some(printable::escaped(result.get("error")?["message"].as_str().unwrap_or("unknown error")))
-}
-
-/// The signals that end an import.
-struct Interrupts([Signal; 2]);
-
-impl Interrupts {
-    fn new() -> Result<Self, String> {
-        let received = |kind| signal(kind).map_err(|error| error.to_string());
-        Ok(Self([received(SignalKind::interrupt())?, received(SignalKind::terminate())?]))
-    }
-
-    async fn next(&mut self) {
-        let [interrupt, terminate] = &mut self.0;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    }
 }

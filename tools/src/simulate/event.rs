@@ -18,10 +18,12 @@ pub(super) struct Event {
     /// Which request of a generator this is; replayed files leave it at its default.
     pub(super) origin: GeneratedOrigin,
     domain: String,
-    // The keys and values of all entries.
+    // The text of all entries.
     bytes: Vec<u8>,
-    entries: Vec<EntryBytes>,
-    ends: Vec<DescriptorEnd>,
+    // The keys and values of each entry.
+    entries: Vec<[Range<usize>; 2]>,
+    // The number of entries up to the end of each descriptor, and its hits.
+    ends: Vec<(usize, u64)>,
 }
 
 /// A generated request: its key and the number of earlier attempts.
@@ -31,19 +33,6 @@ pub(super) struct GeneratedOrigin {
     pub(super) key: Option<u64>,
     /// 0 for the first attempt.
     pub(super) attempt: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct DescriptorEnd {
-    // The number of entries up to the end.
-    entries: usize,
-    hits: u64,
-}
-
-#[derive(Clone, Debug)]
-struct EntryBytes {
-    key: Range<usize>,
-    value: Range<usize>,
 }
 
 impl Event {
@@ -61,7 +50,7 @@ impl Event {
     pub(super) fn entry(&mut self, key: &[u8], value: &[u8]) {
         let key = self.append(key);
         let value = self.append(value);
-        self.entries.push(EntryBytes { key, value });
+        self.entries.push([key, value]);
     }
 
     /// Adds the descriptors of these fields. As in Envoy, a descriptor is left out if a field of it is missing or
@@ -92,12 +81,12 @@ impl Event {
 
     /// Ends a descriptor with its own hits.
     pub(super) fn end_descriptor_with(&mut self, hits: u64) {
-        self.ends.push(DescriptorEnd { entries: self.entries.len(), hits });
+        self.ends.push((self.entries.len(), hits));
     }
 
     /// Drops the entries of the descriptor that is not ended yet.
     pub(super) fn drop_descriptor(&mut self) {
-        self.entries.truncate(self.ends.last().map_or(0, |end| end.entries));
+        self.entries.truncate(self.ends.last().map_or(0, |(entries, _)| *entries));
     }
 
     pub(super) fn domain(&self) -> &str {
@@ -111,15 +100,14 @@ impl Event {
 
     /// The entries of all descriptors.
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
-        self.entries
-            .iter()
-            .map(|entry| Entry::new(&self.bytes[entry.key.clone()], &self.bytes[entry.value.clone()]))
+        let part = |range: &Range<usize>| &self.bytes[range.clone()];
+        self.entries.iter().map(move |[key, value]| Entry::new(part(key), part(value)))
     }
 
     /// The indices of the entries of each descriptor, and its hits.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = (Range<usize>, u64)> + '_ {
-        let starts = std::iter::once(0).chain(self.ends.iter().map(|end| end.entries));
-        starts.zip(&self.ends).map(|(start, end)| (start..end.entries, end.hits))
+        let starts = std::iter::once(0).chain(self.ends.iter().map(|(entries, _)| *entries));
+        starts.zip(&self.ends).map(|(start, (end, hits))| (start..*end, *hits))
     }
 
     fn append(&mut self, part: &[u8]) -> Range<usize> {

@@ -21,16 +21,9 @@ const RETRIES_MAX: usize = 1_000_000;
 pub(super) struct RetryPolicy {
     /// The maximum number of retries of a request.
     pub(super) max: u32,
-    pub(super) wait: Wait,
-}
-
-/// How long a client waits before it retries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
-    /// As long as the refusal says; it gives up if the request would never pass.
-    AsTold,
-    /// A fixed time, whatever the refusal says.
-    Always(Duration),
+    /// How long a client waits before it retries; `None` if as long as the refusal says, without a retry if the request
+    /// would never pass.
+    pub(super) wait: Option<Duration>,
 }
 
 /// The requests of a generator.
@@ -135,11 +128,7 @@ impl Source for Generated {
 
     fn refused(&mut self, event: &Event, retry_after: Option<Duration>) {
         let Some(retry) = self.terms.retry.filter(|retry| event.origin.attempt < retry.max) else { return };
-        let wait = match retry.wait {
-            Wait::AsTold => retry_after,
-            Wait::Always(wait) => Some(wait),
-        };
-        let Some(wait) = wait else { return };
+        let Some(wait) = retry.wait.or(retry_after) else { return };
         if self.retries.len() >= RETRIES_MAX {
             self.dropped_retries += 1;
             return;

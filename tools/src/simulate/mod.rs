@@ -1,7 +1,7 @@
 //! `tollgate simulate`: replays traffic against rules, without a server.
 
 use std::{
-    io::{IsTerminal as _, stderr},
+    io::{self, IsTerminal as _, stderr},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -10,24 +10,23 @@ use std::{
 
 use clap::{ArgMatches, Command};
 use tokio::{
-    signal::unix::{SignalKind, signal},
     task,
     time::{Instant, MissedTickBehavior, interval},
 };
 use tollgate_rules::Rules;
 
 use crate::{
-    command::{CommandError, block_on},
+    command::{CommandError, Interrupts, block_on, show_progress},
     simulate::{
         decisions::DecisionsFile,
         engine::{Refusals, Replay, RuleTable, Side},
         event::Source,
         flags::{Flags, TrafficFlags},
         generator::Generated,
-        input::{Recorded, file::RetainedInput},
+        input::{Recorded, file},
         progress::Progress,
-        report::{Names, SimulationReport},
-        suggest::{Goal, Suggestion, Tried, suggest},
+        report::{SimulationReport, of_paths},
+        suggest::{Goal, Suggestion, suggest},
     },
 };
 
@@ -77,12 +76,9 @@ fn load(path: &Path) -> Result<Rules, String> {
 
 /// Simulates in another thread, shows the progress, and ends with what there is when a signal arrives.
 async fn in_background(rules: Rules, flags: Flags) -> Result<SimulationReport, String> {
-    let signals = |kind| signal(kind).map_err(|error| error.to_string());
-    let mut interrupt = signals(SignalKind::interrupt())?;
-    let mut terminate = signals(SignalKind::terminate())?;
+    let mut interrupts = Interrupts::new()?;
     let progress = Arc::new(Progress::default());
-    let retained_input = flags.goal.map(|_| RetainedInput::default());
-    let simulation = Simulation { flags, progress: progress.clone(), retained_input };
+    let simulation = Simulation { flags, progress: progress.clone(), standard_input: None };
     let mut running = task::spawn_blocking(move || simulation.run(rules));
     let shows_progress = stderr().is_terminal();
     let start = Instant::now();
@@ -91,16 +87,14 @@ async fn in_background(rules: Rules, flags: Flags) -> Result<SimulationReport, S
     let ended = loop {
         tokio::select! {
             ended = &mut running => break ended,
-            _ = interrupt.recv() => stop(&progress),
-            _ = terminate.recv() => stop(&progress),
+            () = interrupts.next() => stop(&progress),
             _ = ticks.tick(), if shows_progress => {
-                // Return to the beginning of the line and clear it.
-                eprint!("\r\x1b[2K{}", progress.line(start.elapsed()));
+                show_progress(&progress.line(start.elapsed()));
             }
         }
     };
     if shows_progress {
-        eprint!("\r\x1b[2K");
+        show_progress("");
     }
     ended.map_err(|error| format!("the simulation failed: {error}"))?
 }
@@ -119,12 +113,16 @@ fn stop(progress: &Progress) {
 struct Simulation {
     flags: Flags,
     progress: Arc<Progress>,
-    // `None` if the input is read once.
-    retained_input: Option<RetainedInput>,
+    // `None` if it is read once, or not at all.
+    standard_input: Option<Arc<[u8]>>,
 }
 
 impl Simulation {
-    fn run(self, rules: Rules) -> Result<SimulationReport, String> {
+    fn run(mut self, rules: Rules) -> Result<SimulationReport, String> {
+        if self.flags.goal.is_some() && self.reads_standard_input() {
+            let retained = file::retain(io::stdin(), &self.progress);
+            self.standard_input = Some(retained.map_err(|why| format!("{}: {why}", self.input_name()))?);
+        }
         let other = self.flags.compare.as_deref().map(load).transpose()?;
         let mut table = RuleTable::default();
         let side = |rules, table: &mut RuleTable| {
@@ -150,14 +148,7 @@ impl Simulation {
         if self.progress.is_stopped() {
             replay.traffic.is_interrupted = true;
         }
-        let name = |path: &PathBuf| path.display().to_string();
-        let names = Names {
-            rules: name(&self.flags.rules),
-            input: self.input_name(),
-            compare: self.flags.compare.as_ref().map(name),
-            top: self.flags.top,
-        };
-        Ok(SimulationReport::new(&replay, skipped, suggestions, names))
+        Ok(SimulationReport::new(&replay, &self.flags, self.input_name(), skipped, suggestions))
     }
 
     fn reads_standard_input(&self) -> bool {
@@ -181,9 +172,9 @@ impl Simulation {
             }
             TrafficFlags::Recorded(recorded) => {
                 let bytes = if self.reads_standard_input() {
-                    input::file::open_standard_input(self.retained_input.as_ref(), &self.progress)?
+                    file::open_standard_input(self.standard_input.as_ref(), &self.progress)?
                 } else {
-                    input::file::open(&recorded.path, &self.progress)?
+                    file::open(&recorded.path, &self.progress)?
                 };
                 let mapping = recorded.mapping.clone();
                 Box::new(Recorded::new(bytes, recorded.format(), mapping, recorded.on_bad_line))
@@ -201,27 +192,11 @@ impl Simulation {
             let side = Side::new(tried, &mut table, self.flags.memory_limit, Refusals::WithShadow);
             let mut replay = Replay::new(table, side, None, self.flags.users_max);
             replay.run(&mut *self.source()?, &self.progress)?;
-            Ok(tried_rules(&replay, paths))
+            Ok(of_paths(&replay, paths))
         };
         let found = suggest(&rules, goal, span, &self.progress, &mut replay)?;
         Ok(found.unwrap_or_default())
     }
-}
-
-fn tried_rules(replay: &Replay, paths: &[String]) -> Vec<Tried> {
-    let counts = replay.users.counts(replay.table.rules.len());
-    let tried = |path: &String| {
-        let Some(index) = replay.table.find(path) else { return Tried::default() };
-        let used = replay.first.rule(index);
-        Tried {
-            hits: used.hits,
-            asked: used.asked,
-            refused: used.refused,
-            users: counts[index].all,
-            users_refused: counts[index].refused[0],
-        }
-    };
-    paths.iter().map(tried).collect()
 }
 
 #[cfg(test)]

@@ -1,12 +1,15 @@
 //! The result of a simulation, for people and for programs.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
-use tollgate_counter::{metrics::TopKey, time::Timestamp};
+use tollgate_counter::metrics::TopKey;
 
 use crate::simulate::{
     engine::{Replay, RuleEntry, Side},
     event::Skipped,
-    stats::{Bin, Timeline, UserCounts, share},
+    flags::Flags,
+    stats::{Timeline, UserCounts, instant, share},
     suggest::Suggestion,
 };
 
@@ -32,14 +35,14 @@ pub(super) struct SimulationReport {
     pub(super) users_left_out: u64,
     pub(super) by_rule: Vec<RuleReport>,
     pub(super) refused_most: Vec<UserReport>,
-    pub(super) timeline: TimelineReport,
+    pub(super) timeline: Timeline,
     pub(super) comparison: Option<RulesComparison>,
     pub(super) suggestions: Vec<Suggestion>,
     pub(super) speed: Speed,
 }
 
 /// The use of a rule.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct RuleReport {
     pub(super) rule: String,
     /// The place in its file.
@@ -56,6 +59,9 @@ pub(super) struct RuleReport {
     /// The highest share of the limit that was used; `None` without a limit.
     pub(super) highest_use: Option<f64>,
     pub(super) longest_wait_ms: u64,
+    /// The hits of all requests.
+    #[serde(skip)]
+    pub(super) hits: u64,
 }
 
 /// A descriptor that was refused.
@@ -65,14 +71,6 @@ pub(super) struct UserReport {
     /// At most; the true number is less by `error` at most.
     pub(super) refused: u64,
     pub(super) error: u64,
-}
-
-/// Requests over time.
-#[derive(Debug, Serialize)]
-pub(super) struct TimelineReport {
-    pub(super) start: String,
-    pub(super) bin_seconds: u64,
-    pub(super) bins: Vec<Bin>,
 }
 
 /// Other rules on the same traffic.
@@ -86,7 +84,7 @@ pub(super) struct RulesComparison {
     /// The users that only the first, and only the other rules refuse, with the number of these requests.
     pub(super) users_refused_only_by_first: Vec<UserReport>,
     pub(super) users_refused_only_by_other: Vec<UserReport>,
-    pub(super) timeline: TimelineReport,
+    pub(super) timeline: Timeline,
 }
 
 /// A rule on both sides. A request counts for the rule of the first side that applies to it.
@@ -111,37 +109,36 @@ pub(super) struct Speed {
     pub(super) decisions_per_second: f64,
 }
 
-/// The names of the files of a simulation.
-#[derive(Clone, Debug)]
-pub(super) struct Names {
-    pub(super) rules: String,
-    pub(super) input: String,
-    pub(super) compare: Option<String>,
-    /// The number of users in each list.
-    pub(super) top: usize,
-}
-
 impl SimulationReport {
-    pub(super) fn new(replay: &Replay, skipped: Skipped, suggestions: Vec<Suggestion>, names: Names) -> Self {
+    /// The report of a simulation of `input`.
+    pub(super) fn new(
+        replay: &Replay,
+        flags: &Flags,
+        input: String,
+        skipped: Skipped,
+        suggestions: Vec<Suggestion>,
+    ) -> Self {
+        let name = |path: &PathBuf| path.display().to_string();
         let counts = replay.users.counts(replay.table.rules.len());
         let traffic = &replay.traffic;
         let first = &replay.first;
-        let [refused_only_first, refused_only_other] = replay.users_refused_only(names.top);
-        let comparison = replay.second.as_ref().zip(names.compare).map(|(second, rules)| RulesComparison {
-            rules,
-            passed: second.totals.passed,
-            refused: second.totals.refused,
-            share_refused: share(second.totals.refused, traffic.requests),
-            by_rule: differences(replay, second, &counts),
-            users_refused_only_by_first: users(refused_only_first),
-            users_refused_only_by_other: users(refused_only_other),
-            timeline: TimelineReport::from_timeline(&second.totals.timeline),
-        });
+        let [refused_only_first, refused_only_other] = replay.users_refused_only(flags.top);
+        let comparison =
+            replay.second.as_ref().zip(flags.compare.as_ref()).map(|(second, rules)| RulesComparison {
+                rules: name(rules),
+                passed: second.totals.passed,
+                refused: second.totals.refused,
+                share_refused: share(second.totals.refused, traffic.requests),
+                by_rule: differences(replay, second, &counts),
+                users_refused_only_by_first: users(refused_only_first),
+                users_refused_only_by_other: users(refused_only_other),
+                timeline: second.totals.timeline.clone(),
+            });
         let deciding = traffic.deciding.as_secs_f64();
         let sides = if replay.second.is_some() { 2.0 } else { 1.0 };
         Self {
-            rules: names.rules,
-            input: names.input,
+            rules: name(&flags.rules),
+            input,
             complete: !traffic.is_interrupted,
             requests: traffic.requests,
             passed: first.totals.passed,
@@ -154,8 +151,8 @@ impl SimulationReport {
             descriptors_without_rule: first.totals.unmatched,
             users_left_out: replay.users.left_out,
             by_rule: by_rule(replay, &counts),
-            refused_most: users(first.refused_most(names.top)),
-            timeline: TimelineReport::from_timeline(&first.totals.timeline),
+            refused_most: users(first.refused_most(flags.top)),
+            timeline: first.totals.timeline.clone(),
             comparison,
             suggestions,
             speed: Speed {
@@ -173,13 +170,26 @@ impl SimulationReport {
 
 /// The rules of the first side.
 fn by_rule(replay: &Replay, counts: &[UserCounts]) -> Vec<RuleReport> {
-    let reports = replay.table.rules.iter().enumerate().filter(|(index, _)| replay.first.has(*index));
-    let report = |(index, entry): (usize, &RuleEntry)| {
+    let indices = (0..replay.table.rules.len()).filter(|index| replay.first.has(*index));
+    indices.map(|index| RuleReport::new(replay, counts, index)).collect()
+}
+
+/// The rules of the first side with these paths.
+pub(super) fn of_paths(replay: &Replay, paths: &[String]) -> Vec<RuleReport> {
+    let counts = replay.users.counts(replay.table.rules.len());
+    let report = |path: &String| Some(RuleReport::new(replay, &counts, replay.table.find(path)?));
+    paths.iter().map(|path| report(path).unwrap_or_default()).collect()
+}
+
+impl RuleReport {
+    /// The report of the rule with this index.
+    fn new(replay: &Replay, counts: &[UserCounts], index: usize) -> Self {
+        let RuleEntry { path, location } = &replay.table.rules[index];
         let used = replay.first.rule(index);
         let allowance = replay.first.allowance(index);
-        RuleReport {
-            rule: entry.path.clone(),
-            at: entry.location.clone(),
+        Self {
+            rule: path.clone(),
+            at: location.clone(),
             asked: used.asked,
             passed: used.asked - used.refused,
             refused: used.refused,
@@ -194,9 +204,9 @@ fn by_rule(replay: &Replay, counts: &[UserCounts]) -> Vec<RuleReport> {
                 _ => share(allowance - used.remaining_min.min(allowance), allowance),
             }),
             longest_wait_ms: u64::try_from(used.delay_max.as_millis()).unwrap_or(u64::MAX),
+            hits: used.hits,
         }
-    };
-    reports.map(report).collect()
+    }
 }
 
 fn differences(replay: &Replay, second: &Side, counts: &[UserCounts]) -> Vec<RuleDifference> {
@@ -213,20 +223,7 @@ fn differences(replay: &Replay, second: &Side, counts: &[UserCounts]) -> Vec<Rul
     each.map(difference).collect()
 }
 
-impl TimelineReport {
-    fn from_timeline(timeline: &Timeline) -> Self {
-        let Timeline { start, bin_seconds, bins } = timeline;
-        Self { start: instant(*start), bin_seconds: *bin_seconds, bins: bins.clone() }
-    }
-}
-
 fn users(keys: Vec<TopKey>) -> Vec<UserReport> {
     let report = |TopKey { text, count, error }| UserReport { descriptor: text, refused: count, error };
     keys.into_iter().map(report).collect()
-}
-
-fn instant(at: Timestamp) -> String {
-    // Beyond what the calendar has, the nanoseconds themselves are shown.
-    jiff::Timestamp::from_nanosecond(i128::from(at.as_nanos()))
-        .map_or_else(|_| at.as_nanos().to_string(), |at| at.to_string())
 }

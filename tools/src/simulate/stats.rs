@@ -3,6 +3,7 @@
 use std::{collections::hash_map::Entry, time::Duration};
 
 use rustc_hash::FxHashMap;
+use serde::{Serialize, Serializer};
 use tollgate_counter::time::{SECOND, Timestamp};
 use tollgate_limiter::limiter::Status;
 
@@ -75,9 +76,10 @@ impl SideTotals {
 }
 
 /// Requests passed and refused over time. The bins grow with the time that they cover.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Timeline {
     /// The start of the first bin.
+    #[serde(serialize_with = "as_text")]
     pub(super) start: Timestamp,
     /// The length of a bin: a second, or a power of two of it.
     pub(super) bin_seconds: u64,
@@ -86,7 +88,7 @@ pub(super) struct Timeline {
 }
 
 /// The requests of one bin.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Bin {
     pub(super) passed: u64,
     pub(super) refused: u64,
@@ -184,6 +186,16 @@ impl Users {
         }
         counts
     }
+}
+
+fn as_text<S: Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&instant(*at))
+}
+
+/// An instant as in RFC 3339. Beyond what the calendar has, it is the nanoseconds themselves.
+pub(super) fn instant(at: Timestamp) -> String {
+    jiff::Timestamp::from_nanosecond(i128::from(at.as_nanos()))
+        .map_or_else(|_| at.as_nanos().to_string(), |at| at.to_string())
 }
 
 /// The share of a part; 0 of nothing.

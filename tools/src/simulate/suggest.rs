@@ -8,9 +8,9 @@ use tollgate_counter::{
     algorithm::{Admission, CalendarUnit, Limit, Window},
     named,
 };
-use tollgate_rules::{Rule, Rules, Trial, TrialNumbers, Unit, algorithm_keys};
+use tollgate_rules::{Rule, Rules, Trial, Unit, algorithm_keys};
 
-use crate::simulate::{progress::Progress, stats::share};
+use crate::simulate::{progress::Progress, report::RuleReport, stats::share};
 
 /// The fewest users, or requests, of which a share says something about others.
 const SAMPLE_MIN: u64 = 20;
@@ -34,16 +34,6 @@ pub(super) struct Goal {
     pub(super) of: ShareOf,
 }
 
-/// The outcome of a replay for one rule.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tried {
-    pub(super) hits: u64,
-    pub(super) asked: u64,
-    pub(super) refused: u64,
-    pub(super) users: u64,
-    pub(super) users_refused: u64,
-}
-
 /// A limit for one rule.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Suggestion {
@@ -63,7 +53,7 @@ pub(super) struct Suggestion {
 }
 
 /// Replays the traffic with a trial and returns the outcome for each of these paths.
-pub(super) type ReplayTrial<'r> = dyn FnMut(&Trial, &[String]) -> Result<Vec<Tried>, String> + 'r;
+pub(super) type ReplayTrial<'r> = dyn FnMut(&Trial, &[String]) -> Result<Vec<RuleReport>, String> + 'r;
 
 /// The search for one rule, by bisection: `low` is too small, `high` is large enough or the largest tried.
 #[derive(Debug)]
@@ -84,20 +74,20 @@ struct Search {
 }
 
 impl Goal {
-    fn passed(self, tried: &Tried) -> f64 {
+    fn passed(self, tried: &RuleReport) -> f64 {
         match self.of {
             ShareOf::Users => 1.0 - share(tried.users_refused, tried.users),
             ShareOf::Requests => 1.0 - share(tried.refused, tried.asked),
         }
     }
 
-    fn is_reached(self, tried: &Tried) -> bool {
+    fn is_reached(self, tried: &RuleReport) -> bool {
         // A share is a quotient of counts, so equality needs some slack.
         self.passed(tried) >= self.share - 1e-12
     }
 
     /// Warns of a sample so small that the share leaves none of it out, or that says little about other traffic.
-    fn small_sample(self, tried: &Tried) -> Option<String> {
+    fn small_sample(self, tried: &RuleReport) -> Option<String> {
         let sample = match self.of {
             ShareOf::Users => tried.users,
             ShareOf::Requests => tried.asked,
@@ -169,10 +159,13 @@ pub(super) fn suggest(
         };
     }
     bisect(&mut searches, goal, progress, replay)?;
-    let checked = Trial { numbers: searches.iter().map(Search::numbers).collect(), shadow_mode: false };
+    let checked = Trial {
+        numbers: searches.iter().map(|search| search.numbers_with(search.high)).collect(),
+        shadow_mode: false,
+    };
     let tried = replay(&checked, &paths(&searches))?;
-    let suggestion = |(search, tried): (&Search, &Tried)| {
-        let (_, TrialNumbers { limit, burst }) = search.numbers();
+    let suggestion = |(search, tried): (&Search, &RuleReport)| {
+        let (limit, burst) = search.limit_and_burst(search.high);
         Suggestion {
             rule: search.path.clone(),
             at: search.at.clone(),
@@ -247,20 +240,21 @@ impl Search {
         if self.is_open() { self.low + (self.high - self.low) / 2 } else { self.high }
     }
 
-    fn numbers(&self) -> (String, TrialNumbers) {
-        self.numbers_with(self.high)
+    /// The limit and the burst with this number, which is that of the limit, or of the burst once the limit is found.
+    fn limit_and_burst(&self, number: u64) -> (u64, Option<u64>) {
+        match (self.limit, self.has_burst, self.is_queue) {
+            (Some(limit), true, _) => (limit, Some(number)),
+            (Some(limit), false, _) => (limit, None),
+            // A bucket of one unit's worth.
+            (None, true, false) => (number, Some(number)),
+            (None, true, true) | (None, false, _) => (number, None),
+        }
     }
 
-    /// The numbers with this limit, or with this burst once the limit is found.
-    fn numbers_with(&self, number: u64) -> (String, TrialNumbers) {
-        let numbers = match (self.limit, self.has_burst, self.is_queue) {
-            (Some(limit), true, _) => TrialNumbers { limit, burst: Some(number) },
-            (Some(limit), false, _) => TrialNumbers { limit, burst: None },
-            // A bucket of one unit's worth.
-            (None, true, false) => TrialNumbers { limit: number, burst: Some(number) },
-            (None, true, true) | (None, false, _) => TrialNumbers { limit: number, burst: None },
-        };
-        (self.path.clone(), numbers)
+    fn numbers_with(&self, number: u64) -> (String, Vec<(&'static str, u64)>) {
+        let (limit, burst) = self.limit_and_burst(number);
+        let burst = burst.map(|burst| ("burst", burst));
+        (self.path.clone(), [(self.key, limit)].into_iter().chain(burst).collect())
     }
 }
 

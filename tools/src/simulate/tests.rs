@@ -6,7 +6,7 @@ use super::{
     engine::{Refusals, Replay, RuleTable, Side},
     event::{Event, Source},
     progress::Progress,
-    report::{Names, SimulationReport},
+    report::SimulationReport,
     suggest::{Goal, ShareOf, Suggestion, suggest},
     *,
 };
@@ -41,14 +41,16 @@ fn rules(rules: &str) -> Rules {
 }
 
 fn replayed(first: Rules, second: Option<Rules>, source: &mut dyn Source) -> SimulationReport {
+    let arguments = ["simulate", "rules.yaml", "test", "--top", "3"];
+    let compare = second.is_some().then_some(["--compare", "other.yaml"]).into_iter().flatten();
+    let matches = command().get_matches_from(arguments.into_iter().chain(compare));
+    let flags = flags::read(&matches, &first).unwrap();
     let mut table = RuleTable::default();
     let first = Side::new(first, &mut table, MEMORY, Refusals::Answered);
-    let compare = second.is_some().then(|| "other.yaml".to_owned());
     let second = second.map(|rules| Side::new(rules, &mut table, MEMORY, Refusals::Answered));
     let mut replay = Replay::new(table, first, second, 1_000);
     replay.run(source, &Progress::default()).unwrap();
-    let names = Names { rules: "rules.yaml".to_owned(), input: "test".to_owned(), compare, top: 3 };
-    SimulationReport::new(&replay, source.skipped(), Vec::new(), names)
+    SimulationReport::new(&replay, &flags, "test".to_owned(), source.skipped(), Vec::new())
 }
 
 #[test]
@@ -134,7 +136,7 @@ fn suggested(text: &str, source: &Requests, goal: Goal) -> Vec<Suggestion> {
         let side = Side::new(rules, &mut table, MEMORY, Refusals::WithShadow);
         let mut replay = Replay::new(table, side, None, 1_000);
         replay.run(&mut source.clone(), &progress)?;
-        Ok(tried_rules(&replay, paths))
+        Ok(report::of_paths(&replay, paths))
     };
     let at = |request: Option<&(u64, _, _, _)>| request.map_or(0, |(at, ..)| *at);
     let span = Duration::from_millis(at(source.0.last()) - at(source.0.first()));

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tollgate_counter::time::Timestamp;
 
 use crate::{
-    MemberId,
+    Departure, MemberId,
     message::{MemberRecord, MemberState},
 };
 
@@ -20,15 +20,6 @@ const SILENT_REDIALLED: Duration = Duration::from_secs(24 * 60 * 60);
 const LEFT_DISPLAYED: Duration = Duration::from_secs(60);
 /// How long members that died or were silent are still listed.
 const DIED_DISPLAYED: Duration = Duration::from_secs(10 * 60);
-
-/// How a departure became known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::node) enum Departure {
-    /// The address refused a connection, or the member announced its leaving. Its id never returns.
-    Proven,
-    /// The member was silent for too long.
-    Silent,
-}
 
 /// How a member has departed, for operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -92,8 +83,8 @@ impl Departures {
         self.0.is_empty()
     }
 
-    pub(super) fn is_dead(&self, member: MemberId) -> bool {
-        self.0.get(&member).is_some_and(|departed| departed.departure == Departure::Proven)
+    pub(in crate::node) fn is_dead(&self, member: MemberId) -> bool {
+        self.0.get(&member).is_some_and(|departed| departed.departure == Departure::Dead)
     }
 
     /// The members most recently proven dead.
@@ -102,7 +93,7 @@ impl Departures {
         let dead = self
             .0
             .iter()
-            .filter(|(_, departed)| departed.departure == Departure::Proven)
+            .filter(|(_, departed)| departed.departure == Departure::Dead)
             .map(|(id, departed)| (departed.at, *id));
         let mut dead: Vec<_> = dead.collect();
         dead.sort_unstable();
@@ -121,7 +112,7 @@ impl Departures {
         now: Timestamp,
     ) -> impl Iterator<Item = &str> {
         let due = self.0.values_mut().filter(move |departed| {
-            departed.departure == Departure::Silent
+            departed.departure == Departure::Forgotten
                 && now.since(departed.dialled_at) >= every
                 && now.since(departed.at) < SILENT_REDIALLED
         });
@@ -132,7 +123,7 @@ impl Departures {
     }
 
     /// The members that were known and departed recently, how long ago, and how.
-    pub(super) fn recent(
+    pub(in crate::node) fn recent(
         &self,
         now: Timestamp,
     ) -> impl Iterator<Item = (&MemberRecord, Duration, MemberDeparture)> {
@@ -149,9 +140,9 @@ impl Departures {
 impl Departed {
     fn displayed(&self) -> MemberDeparture {
         match (self.departure, self.record.state) {
-            (Departure::Silent, _) => MemberDeparture::Silent,
-            (Departure::Proven, MemberState::Serving) => MemberDeparture::Died,
-            (Departure::Proven, MemberState::Joining | MemberState::Draining) => MemberDeparture::Left,
+            (Departure::Forgotten, _) => MemberDeparture::Silent,
+            (Departure::Dead, MemberState::Serving) => MemberDeparture::Died,
+            (Departure::Dead, MemberState::Joining | MemberState::Draining) => MemberDeparture::Left,
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::{
 
 /// The hand-offs that are not acknowledged yet.
 #[derive(Debug)]
-pub(super) struct HandOffs {
+pub(in crate::node) struct HandOffs {
     local_id: MemberId,
     pending: BTreeMap<HandOffId, PendingHandOff>,
     sent: u64,
@@ -38,24 +38,24 @@ impl HandOffs {
         Self { local_id, pending: BTreeMap::new(), sent: 0, max }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::node) fn is_empty(&self) -> bool {
         self.pending.is_empty()
     }
 
     /// The slots on their way.
     #[cfg(test)]
-    pub(super) fn slots(&self) -> impl Iterator<Item = Slot> {
+    pub(in crate::node) fn slots(&self) -> impl Iterator<Item = Slot> {
         self.pending.values().map(|pending| pending.slot)
     }
 
     /// The copy of a slot on its way, and its new owner.
-    pub(super) fn of_slot(&self, slot: Slot) -> Option<(&VersionedSlot, SlotOwner)> {
+    pub(in crate::node) fn of_slot(&self, slot: Slot) -> Option<(&VersionedSlot, SlotOwner)> {
         let pending = self.pending.values().find(|pending| pending.slot == slot)?;
         Some((&pending.copy, SlotOwner { epoch: pending.copy.version.epoch.next(), member: pending.to }))
     }
 
     /// Whether those to `to` are few, and have less than this many encoded bytes.
-    pub(super) fn has_room(&self, to: MemberId, bytes_max: usize) -> bool {
+    pub(in crate::node) fn has_room(&self, to: MemberId, bytes_max: usize) -> bool {
         let pending = self.pending.values().filter(|pending| pending.to == to);
         let (count, bytes) =
             pending.fold((0, 0), |(count, bytes), pending| (count + 1, bytes + pending.bytes));
@@ -90,7 +90,7 @@ impl HandOffs {
     }
 
     /// Takes the slots on their way to this member.
-    pub(super) fn take_to(&mut self, member: MemberId) -> Vec<(Slot, VersionedSlot)> {
+    pub(in crate::node) fn take_to(&mut self, member: MemberId) -> Vec<(Slot, VersionedSlot)> {
         let to_member = |_: &HandOffId, pending: &mut PendingHandOff| pending.to == member;
         let taken = self.pending.extract_if(.., to_member);
         taken.map(|(_, pending)| (pending.slot, pending.copy)).collect()

@@ -3,11 +3,14 @@
 use tollgate_store::Slot;
 
 use crate::{
-    MemberId,
+    Departure, MemberId,
     message::{HandOff, HandOffId, Message, SlotOwner, Version, VersionedSlot},
     node::{
-        backup::BackupOutcome, backup_sender::BackedUp, context::Context, membership::Departure,
-        ownership::Arrival, slots::Slots,
+        backup::BackupOutcome,
+        backup_sender::{BackedUp, NextBackup},
+        context::Context,
+        ownership::Arrival,
+        slots::Slots,
     },
 };
 
@@ -63,6 +66,7 @@ impl Slots {
         hand_off: HandOff,
         cx: &mut Context<'_>,
     ) {
+        self.may_move = true;
         let slot = hand_off.slot;
         let stored = self.backups.stored(slot);
         match self.ownership.receive_hand_off(from, hand_off, stored, cx) {
@@ -80,6 +84,7 @@ impl Slots {
 
     /// The receiver owns the slot of a hand-off, and its data is safe.
     pub(in crate::node) fn receive_hand_off_ack(&mut self, id: HandOffId, cx: &mut Context<'_>) {
+        self.may_move = true;
         if let Some((slot, to)) = self.ownership.receive_ack(id, cx) {
             // The new owner has what was changed here, and a backup of it.
             self.backup_sender.answer(slot, BackedUp::Yes);
@@ -110,33 +115,27 @@ impl Slots {
         }
     }
 
-    /// The backup owner has no memory for the slot. Former owners do not keep their copies until it has.
-    pub(in crate::node) fn receive_backup_refused(
+    /// The backup owner keeps the backup of the slot at this version, or has no memory for it. In both cases former owners
+    /// need not keep their copies any longer.
+    pub(in crate::node) fn receive_backup_answer(
         &mut self,
         from: MemberId,
         slot: Slot,
         version: Version,
+        backed_up: BackedUp,
         cx: &mut Context<'_>,
     ) {
-        if let Some(answered) = self.backup_sender.answered(from, slot, version) {
-            self.backup_sender.answer_sent(slot, BackedUp::No);
-            self.backup_answered(from, slot, answered, cx);
-        }
-    }
-
-    pub(in crate::node) fn receive_backup_ack(
-        &mut self,
-        from: MemberId,
-        slot: Slot,
-        version: Version,
-        cx: &mut Context<'_>,
-    ) {
-        cx.out.stats.backups_arrived += 1;
-        if let Some(answered) = self.backup_sender.answered(from, slot, version) {
+        cx.out.stats.backups_arrived += u64::from(backed_up == BackedUp::Yes);
+        let Some(next) = self.backup_sender.answered(from, slot, version) else { return };
+        if backed_up == BackedUp::Yes {
             cx.out.stats.backup_arrived_at = cx.now;
-            self.backup_sender.answer_sent(slot, BackedUp::Yes);
-            self.backup_answered(from, slot, answered, cx);
         }
+        self.backup_sender.answer_sent(slot, backed_up);
+        self.ownership.acknowledge(slot, cx.out);
+        if next == NextBackup::Due {
+            self.send_backup(slot, cx);
+        }
+        self.send_more_data(from, cx);
     }
 
     pub(in crate::node) fn receive_base_missing(&mut self, from: MemberId, slot: Slot, cx: &mut Context<'_>) {
@@ -152,7 +151,7 @@ impl Slots {
         best: Version,
         cx: &mut Context<'_>,
     ) {
-        let (handed_off, receiver) = self.ownership.pending_hand_off(slot).unzip();
+        let (handed_off, receiver) = self.ownership.hand_offs.of_slot(slot).unzip();
         let known = self.ownership.local_owner(slot).or(self.ownership.owner(slot));
         let owner = known.or(receiver);
         let is_alive = |owner: SlotOwner| {
@@ -174,6 +173,7 @@ impl Slots {
         copy: Option<VersionedSlot>,
         cx: &mut Context<'_>,
     ) {
+        self.may_move = true;
         if let Some(owner) = owner {
             if owner.member == from {
                 self.receive_owner(slot, owner, Version::MAX, cx);
@@ -196,6 +196,7 @@ impl Slots {
     }
 
     pub(in crate::node) fn receive_orphan(&mut self, slot: Slot, owner: SlotOwner) {
+        self.may_move = true;
         if !self.ownership.owns(slot) {
             self.ownership.learn_owner(slot, owner);
         }
@@ -230,7 +231,7 @@ impl Slots {
         departure: Departure,
         cx: &mut Context<'_>,
     ) {
-        for (slot, copy) in self.ownership.take_hand_offs_to(member) {
+        for (slot, copy) in self.ownership.hand_offs.take_to(member) {
             self.backups.store_newer(slot, copy, cx.now);
         }
         self.backup_sender.member_departed(member);

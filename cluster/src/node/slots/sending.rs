@@ -5,11 +5,7 @@ use tollgate_store::Slot;
 use crate::{
     MemberId,
     message::{SlotGrants, SlotOwner},
-    node::{
-        backup_sender::{BackedUp, BackupAnswered},
-        context::Context,
-        slots::Slots,
-    },
+    node::{backup_sender::BackedUp, context::Context, slots::Slots},
 };
 
 impl Slots {
@@ -64,7 +60,7 @@ impl Slots {
     /// Whether few hand-offs are on their way to `peer`: in the queue, on the link, or not acknowledged. Checks wait
     /// behind them, so further ones are held back.
     pub(super) fn has_room_for_hand_offs(&self, peer: MemberId, cx: &Context<'_>) -> bool {
-        self.ownership.has_room_for_hand_offs(peer, self.data_bytes_max / 2) && cx.out.has_room_for_data(peer)
+        self.ownership.hand_offs.has_room(peer, self.data_bytes_max / 2) && cx.out.has_room_for_data(peer)
     }
 
     /// Whether few backups are on their way to `peer`. Backups and hand-offs have separate bounds, so that neither
@@ -103,21 +99,6 @@ impl Slots {
             divisions: self.dividers.divisions_of(slot, cx.wall),
         };
         self.backup_sender.send(slot, version, backup_owner, grants, cx);
-    }
-
-    /// The backup owner has answered the last backup of the slot: former owners need not keep their copies any longer.
-    pub(super) fn backup_answered(
-        &mut self,
-        from: MemberId,
-        slot: Slot,
-        BackupAnswered { is_due }: BackupAnswered,
-        cx: &mut Context<'_>,
-    ) {
-        self.ownership.acknowledge(slot, cx.out);
-        if is_due {
-            self.send_backup(slot, cx);
-        }
-        self.send_more_data(from, cx);
     }
 
     pub(super) fn send_hand_off(&mut self, slot: Slot, to: MemberId, cx: &mut Context<'_>) {

@@ -6,6 +6,7 @@ use rand::RngExt;
 use tollgate_store::Slot;
 
 use crate::{
+    Departure,
     sim::{
         keys,
         record::{LateCopy, NetworkCut},
@@ -54,7 +55,7 @@ impl World {
             }
             let now = self.time_of(to);
             if let Some(process) = self.processes.get_mut(&to) {
-                process.node.disconnected(keys::member(from), true, now);
+                process.node.depart(keys::member(from), Departure::Dead, now);
             }
             self.act(to);
         }
@@ -162,7 +163,7 @@ impl World {
             }
             let now = self.time_of(observer);
             if let Some(process) = self.processes.get_mut(&observer) {
-                process.node.disconnected(keys::member(dead), true, now);
+                process.node.depart(keys::member(dead), Departure::Dead, now);
             }
             self.act(observer);
         }
@@ -178,7 +179,7 @@ impl World {
         if !self.is_cut(peer, number)
             && let Some(process) = self.processes.get_mut(&number)
         {
-            process.node.disconnected(keys::member(peer), false, now);
+            process.node.depart(keys::member(peer), Departure::Forgotten, now);
             self.act(number);
         }
     }

@@ -347,7 +347,10 @@ impl World {
                         process.local_share.clear();
                     }
                 }
-                NodeAction::Report(_) => {}
+                NodeAction::LogJoined
+                | NodeAction::LogClusterAdopted
+                | NodeAction::LogIsolation { .. }
+                | NodeAction::LogOutOfRange(_) => {}
                 NodeAction::Leave => is_leaving = true,
             }
         }

@@ -9,7 +9,7 @@ use tollgate_remote::{
     COUNTER_ONLY, RemoteHoldError, RemoteOutcome, answered, reserve_operations, settle_operations, settled,
     withdrawals,
 };
-use tollgate_store::{HoldTerms, Reserved, Settled, UnknownId};
+use tollgate_store::{CounterOutcomes, HoldTerms, Settled, UnknownId};
 
 use crate::{
     message::RemoteCheck,
@@ -61,7 +61,7 @@ impl World {
         let (Purpose::Reserve(terms) | Purpose::ReserveAgain(_, terms)) = &purpose else { return };
         let wall = self.wall_of(number);
         let memory = &self.processes[&number].memory;
-        if let Ok(Reserved { is_held, decisions, .. }) =
+        if let Ok(CounterOutcomes { is_held, decisions, .. }) =
             memory.reserve(&calls::of_store(&checks), terms, wall, calls::refused)
         {
             let answer = is_held.then(|| decisions.as_ref());
@@ -79,7 +79,7 @@ impl World {
             self.hold_check(number, *key, actual)
         };
         let checks: Vec<TestCheck> = parts.iter().map(&mut check).collect();
-        let id = self.reservations.get(hold).terms.id().clone();
+        let id = self.reservations.get(hold).terms.id.clone();
         let operations = settle_operations(&calls::of_store(&checks), &id, UnknownId::Remember);
         self.submit_holds(number, OpenCall::for_holds(purpose, checks, operations, self.now));
     }

@@ -51,7 +51,7 @@ pub(super) fn hello(secret: [u8; 16]) -> Message {
 }
 
 pub(super) fn classic() -> Limit {
-    Limit::Classic(Classic { limit: 10, window: Window::from_nanos(60 * SECOND).unwrap() })
+    Limit::Classic(Classic::new(10, Window::from_nanos(60 * SECOND).unwrap()))
 }
 
 pub(super) fn bucket() -> Limit {

@@ -19,7 +19,7 @@ fn at(seconds: u64) -> Timestamp {
 }
 
 fn classic(limit: u64, nanos: u64) -> Classic {
-    Classic { limit, window: Window::from_nanos(nanos).unwrap() }
+    Classic::new(limit, Window::from_nanos(nanos).unwrap())
 }
 
 fn fixed_window(limit: u64, nanos: u64) -> FixedWindow {

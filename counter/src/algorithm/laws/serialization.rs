@@ -78,7 +78,7 @@ fn span_out_of_bounds_is_an_error() {
 fn kind_number_of_every_algorithm_is_its_own_for_good() {
     let calendar = || Window::Calendar(Calendar::new(CalendarUnit::Month, "Europe/Berlin").unwrap());
     let mut limits = every_limit(1, 10 * SECOND);
-    limits.push(Limit::Classic(Classic { limit: 1, window: calendar() }));
+    limits.push(Limit::Classic(Classic::new(1, calendar())));
     limits.push(Limit::FixedWindow(FixedWindow { limit: 1, window: calendar(), excess: Excess::Refuse }));
     let numbers: Vec<_> = limits.iter().map(|limit| (variant(limit), limit.kind().bytes()[0])).collect();
     let more = [("SlidingLog", 5), ("Classic", 1), ("FixedWindow", 3)];

@@ -60,7 +60,7 @@ pub(super) struct Sample {
 
 impl Sample {
     pub(super) fn classic(&self) -> Classic {
-        Classic { limit: self.allowance, window: Window::from_nanos(self.nanos).unwrap() }
+        Classic::new(self.allowance, Window::from_nanos(self.nanos).unwrap())
     }
 
     pub(super) fn fixed_window(&self) -> FixedWindow {
@@ -104,23 +104,10 @@ impl Sample {
     }
 }
 
-impl Classic {
-    fn fixed_window(&self) -> FixedWindow {
-        FixedWindow { limit: self.limit, window: self.window.clone(), excess: Excess::Refuse }
-    }
-}
-
-impl Law for Classic {
-    fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
-        self.fixed_window().bound(from, to)
-    }
-
-    fn refilled_at(&self, now: Timestamp) -> Timestamp {
-        self.fixed_window().refilled_at(now)
-    }
-}
-
-impl Law for FixedWindow {
+impl<E> Law for FixedWindow<E>
+where
+    Self: Algorithm<Counter = WindowCounter, Receipt = WindowReceipt> + std::fmt::Debug,
+{
     fn bound(&self, from: Timestamp, to: Timestamp) -> u128 {
         // Not from their starts: the first window of a calendar may have begun before 1970.
         let windows_between = self.window.windows_between(self.window.end(from), self.window.end(to));
@@ -311,7 +298,7 @@ algorithms! {
         sample: Sample::classic,
         kind: 0,
         encoded: ["000a0080b09dc2df01", "0080b0e2aca9aec7fd1701"],
-        any: (any_number(), any_window()).prop_map(|(limit, window)| Classic { limit, window }),
+        any: (any_number(), any_window()).prop_map(|(limit, window)| Classic::new(limit, window)),
         laws: []
     }
     FixedWindow {

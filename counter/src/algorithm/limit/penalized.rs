@@ -5,26 +5,18 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer};
-
 use crate::{
     algorithm::{
         Admission, Algorithm, ChargePosition, Counter, Decision, Excess, HeldCharge, Limit, Operation,
-        Penalized, Penalty, PenaltyRecord, Receipt, Verdict, Window, limit::PlainLimit,
+        Penalized, Penalty, PenaltyRecord, Receipt, Verdict, Window, forward, limit::PlainLimit,
     },
     time::Timestamp,
 };
 
 /// A limit with a penalty, as received from another replica.
-#[derive(Deserialize)]
-struct ReceivedPenalized {
-    both: (PlainLimit, Penalty),
-}
-
-impl<'de> Deserialize<'de> for Penalized {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let ReceivedPenalized { both: (limit, penalty) } = ReceivedPenalized::deserialize(deserializer)?;
-        Ok(Self::new(limit.into(), penalty))
+impl From<(PlainLimit, Penalty)> for Penalized {
+    fn from((limit, penalty): (PlainLimit, Penalty)) -> Self {
+        Self::new(limit.into(), penalty)
     }
 }
 
@@ -159,10 +151,6 @@ impl Algorithm for Penalized {
         }
     }
 
-    fn charge_at(&self, counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp) {
-        self.limit().charge_at(counter, hits, at, now);
-    }
-
     fn clamp_ahead(&self, counter: &mut Counter, at: Timestamp, now: Timestamp) {
         self.limit().clamp_ahead(counter, at, now);
         if let Some(record) = counter.record().copied() {
@@ -170,48 +158,29 @@ impl Algorithm for Penalized {
         }
     }
 
-    fn position(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
-        self.limit().position(counter, now)
-    }
-
-    fn weight(&self, counter: &Counter, position: ChargePosition, now: Timestamp) -> u128 {
-        self.limit().weight(counter, position, now)
-    }
-
     fn lighten(&self, counter: &mut Counter, held: &HeldCharge, units: u128, now: Timestamp) {
         self.limit().lighten_by(counter, held, units, now);
-    }
-
-    fn units(&self, hits: u64) -> u128 {
-        self.limit().units(hits)
     }
 
     fn converted(&self, units: u128, before: &Self) -> u128 {
         self.limit().converted(units, before.limit())
     }
 
-    fn allowance(&self) -> u64 {
-        self.limit().allowance()
-    }
-
-    fn excess(&self) -> Excess {
-        self.limit().excess()
-    }
-
-    fn window(&self) -> Option<&Window> {
-        self.limit().window()
-    }
-
-    fn hits_per_period(&self) -> u64 {
-        self.limit().hits_per_period()
-    }
-
     fn period(&self) -> Option<u64> {
         self.limit().period_nanos()
     }
 
-    fn passing_debt_max(&self) -> u64 {
-        self.limit().passing_debt_max()
+    forward! {
+        limit:
+        fn charge_at(counter: &mut Counter, hits: u64, at: Timestamp, now: Timestamp);
+        fn position(counter: &Counter, now: Timestamp) -> ChargePosition;
+        fn weight(counter: &Counter, position: ChargePosition, now: Timestamp) -> u128;
+        fn units(hits: u64) -> u128;
+        fn allowance() -> u64;
+        fn excess() -> Excess;
+        fn window() -> Option<&Window>;
+        fn hits_per_period() -> u64;
+        fn passing_debt_max() -> u64;
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {

@@ -31,7 +31,7 @@ fn bytes(limiter: &Limiter) -> Vec<(Slot, u64, Vec<u8>)> {
     let Limiter { memory, clock, .. } = limiter;
     let copies = memory.each_slot().map(|slot| memory.copy(slot, SlotSource::Memory { epoch: Epoch(1) }));
     let encoded = copies.filter_map(|copy| copy.encode(clock.now()));
-    encoded.map(|EncodedSlot { slot, seq, bytes, .. }| (slot, seq, bytes)).collect()
+    encoded.map(|EncodedSlot { slot, seq, data, .. }| (slot, seq, data)).collect()
 }
 
 /// What only looks at the counter of a descriptor, with its name.

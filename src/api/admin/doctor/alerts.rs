@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -28,7 +29,7 @@ const OBSERVATIONS_MIN: f64 = 100.0;
 const SLOW_SHARE: f64 = 0.01;
 
 /// Reads metrics by their names.
-pub trait MetricReader: Send + Sync {
+pub trait MetricReader: fmt::Debug + Send + Sync {
     /// The series of these metrics as the page of metrics writes them, each with its value.
     fn series(&self, metrics: &[&str]) -> MetricValues;
 }
@@ -198,9 +199,10 @@ const CHECKS: &[MetricCheck] = &[
         "TollgateClusterNotServing",
         Error,
         "not_serving",
-        ("tollgate_cluster_state", &["state=\"serving\""]),
-        Is(|serving| serving == 0.0),
-        "this replica does not serve in its cluster: it is joining or draining",
+        // A replica that drains does what it was told.
+        ("tollgate_cluster_state", &["state=\"joining\""]),
+        Is(is_positive),
+        "this replica does not serve in its cluster: it is joining",
         "wait for a moment; then `/readyz` says what it waits for, and the log has the addresses that it cannot reach",
     ),
     metric(

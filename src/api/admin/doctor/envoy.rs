@@ -6,7 +6,7 @@ use tollgate_counter::algorithm::{Admission, Excess};
 use tollgate_rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, composite, nearest};
 use tollgate_wire::finding::{DoctorFinding, EnvoyCharge, EnvoyDescriptor, EnvoyEntry, listed};
 
-use crate::api::admin::{RuleSource, doctor::rules::RuleRepair};
+use crate::api::admin::RuleSource;
 
 /// Findings in the descriptors that an Envoy sends, if `rules` decide about them.
 pub(super) fn findings(rules: &Rules, source: &RuleSource, sent: &[EnvoyDescriptor]) -> Vec<DoctorFinding> {
@@ -18,7 +18,7 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource, sent: &[EnvoyDescript
         DoctorFinding::warning(
             "envoy_unmatched_descriptor",
             format!("Envoy sends descriptors that no rule matches, and that limit nothing: {unmatched}"),
-            format!("correct the keys and values in Envoy, or {}", RuleRepair::of(source).add()),
+            format!("correct the keys and values in Envoy, or {}", source.missing_rule_repair()),
         )
     }));
     let endless = rules_of(&reached, EnvoyCharge::EndByCost, is_endless);
@@ -30,7 +30,7 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource, sent: &[EnvoyDescript
             ),
             format!(
                 "add `count_denied: true` to the rate_limit of each, or `overdraft: true`, which makes the next windows pay the rest{}",
-                RuleRepair::of(source).in_overlay()
+                source.in_overlay()
             ),
         )
     }));

@@ -1,20 +1,17 @@
 //! `/doctor`: what commonly goes wrong on this replica and, as far as it knows, in its cluster. `tollgate doctor` prints
 //! it.
 
-use std::sync::Arc;
-
 use axum::{
-    Json, Router,
+    Json,
     body::Bytes,
-    extract::{DefaultBodyLimit, State, rejection::BytesRejection},
-    routing::get,
+    extract::{State, rejection::BytesRejection},
 };
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 use tollgate_rules::Rules;
 use tollgate_wire::finding::EnvoyDescriptor;
 
-use crate::api::admin::state::AdminError;
+use crate::api::admin::state::{AdminError, AdminState};
 
 mod alerts;
 mod cluster;
@@ -24,25 +21,18 @@ mod rules;
 
 use alerts::UNANSWERED;
 pub use alerts::{AlertHistory, MetricReader, MetricValues};
-pub use replica::DoctorSources;
 use replica::FAILED_CALLS;
 
 /// The maximum size of the descriptors of an Envoy, in bytes.
-const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
+pub(super) const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// A router with `/doctor`.
-pub fn router(sources: DoctorSources) -> Router {
-    let doctor = get(of_replica).post(of_envoy).layer(DefaultBodyLimit::max(BODY_BYTES_MAX));
-    Router::new().route("/doctor", doctor).with_state(Arc::new(sources))
-}
-
-async fn of_replica(State(sources): State<Arc<DoctorSources>>) -> Result<Json<Value>, AdminError> {
+pub(super) async fn of_replica(State(sources): State<AdminState>) -> Result<Json<Value>, AdminError> {
     examined(sources, Vec::new()).await
 }
 
 /// The findings, with those in what the descriptors of an Envoy and the rules do together.
-async fn of_envoy(
-    State(sources): State<Arc<DoctorSources>>,
+pub(super) async fn of_envoy(
+    State(sources): State<AdminState>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, AdminError> {
     let body = body.map_err(|error| AdminError::bad_request(error.body_text()))?;
@@ -51,17 +41,14 @@ async fn of_envoy(
     examined(sources, sent).await
 }
 
-async fn examined(
-    sources: Arc<DoctorSources>,
-    sent: Vec<EnvoyDescriptor>,
-) -> Result<Json<Value>, AdminError> {
+async fn examined(sources: AdminState, sent: Vec<EnvoyDescriptor>) -> Result<Json<Value>, AdminError> {
     // With very many rules this takes a while, which no request should wait for.
     let examined = spawn_blocking(move || examination(&sources, &sent));
     examined.await.map(Json).map_err(AdminError::unavailable)
 }
 
 /// `findings`, the most urgent ones first; `domains` and `delays` for what the command line compares with an Envoy.
-fn examination(sources: &DoctorSources, sent: &[EnvoyDescriptor]) -> Value {
+fn examination(sources: &AdminState, sent: &[EnvoyDescriptor]) -> Value {
     let rules = sources.active_rules.current();
     let rules = rules.rules();
     let source = &sources.rule_source;

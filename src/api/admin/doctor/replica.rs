@@ -1,27 +1,18 @@
-//! What the findings are taken from, and those on this replica: callers, memory, certificates, and a shared store.
+//! Findings on this replica: callers, memory, certificates, and a shared store.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
-use tollgate_cluster::Cluster;
-use tollgate_counter::{
-    descriptor,
-    time::{Clock, Timestamp},
-};
-use tollgate_limiter::limiter::{Example, Limiter};
-use tollgate_rules::{ActiveRules, KeyedRules, Rules};
+use tollgate_counter::{descriptor, time::Timestamp};
+use tollgate_limiter::limiter::Example;
+use tollgate_rules::{KeyedRules, Rules};
 use tollgate_shared_store::SharedStore;
-use tollgate_store::{Memory, StoreStats};
+use tollgate_store::StoreStats;
 use tollgate_wire::finding::{DoctorFinding, listed};
 
 use crate::api::{
-    ApiMetrics,
     admin::{
-        Certificates, RuleSource,
-        doctor::{
-            alerts::{AlertHistory, MEMORY_REPAIR, MetricReader},
-            envoy::knows_keys,
-            rules::RuleRepair,
-        },
+        AdminState,
+        doctor::{alerts::MEMORY_REPAIR, envoy::knows_keys},
         format,
     },
     failed_calls::{RecentFailures, code_name},
@@ -35,36 +26,7 @@ const MEMORY_SHARE: u64 = 80;
 /// The id of the findings of failed calls.
 pub(super) const FAILED_CALLS: &str = "failed_calls";
 
-/// What the findings are taken from.
-#[derive(Clone)]
-pub struct DoctorSources {
-    /// Where the rules come from.
-    pub rule_source: RuleSource,
-    /// The active rules.
-    pub active_rules: Arc<ActiveRules>,
-    /// The counters.
-    pub memory: Arc<Memory>,
-    /// The limiter.
-    pub limiter: Limiter,
-    /// The cluster, if this replica is part of one.
-    pub cluster: Option<Cluster>,
-    /// The shared store, if the counters are there.
-    pub shared_store: Option<SharedStore>,
-    /// The metrics of requests.
-    pub requests: Arc<ApiMetrics>,
-    /// The certificates of the listeners.
-    pub certificates: Arc<dyn Certificates>,
-    /// The clock.
-    pub clock: Clock,
-    /// Why a replica that stands in for envoyproxy/ratelimit counts by itself, if it does.
-    pub alone: Option<&'static str>,
-    /// The metrics.
-    pub metrics: Arc<dyn MetricReader>,
-    /// Their values of the last hour.
-    pub history: Arc<AlertHistory>,
-}
-
-pub(super) fn findings(sources: &DoctorSources) -> Vec<DoctorFinding> {
+pub(super) fn findings(sources: &AdminState) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
     let active = sources.active_rules.current();
     // Without rules every domain is unknown, which is another finding.
@@ -129,7 +91,7 @@ fn counters_in_memory(reason: &str) -> DoctorFinding {
     )
 }
 
-fn unknown_domains(sources: &DoctorSources, active: &KeyedRules) -> Option<DoctorFinding> {
+fn unknown_domains(sources: &AdminState, active: &KeyedRules) -> Option<DoctorFinding> {
     let metrics = sources.limiter.metrics();
     let is_unknown = |example: &Example| active.domain(&example.domain).is_none();
     let examples = metrics.unknown_examples.each(is_unknown);
@@ -145,7 +107,7 @@ fn unknown_domains(sources: &DoctorSources, active: &KeyedRules) -> Option<Docto
             ),
             format!(
                 "set `domain` of the caller, in Envoy that of the rate limit filter, to one of the rules, or {}; the rules have {}",
-                RuleRepair::of(&sources.rule_source).add(),
+                sources.rule_source.missing_rule_repair(),
                 listed(known)
             ),
         )
@@ -153,7 +115,7 @@ fn unknown_domains(sources: &DoctorSources, active: &KeyedRules) -> Option<Docto
 }
 
 /// A finding for descriptors whose keys no rule has, and one for those whose values no rule has.
-fn unmatched_descriptors(sources: &DoctorSources, active: &KeyedRules) -> Vec<DoctorFinding> {
+fn unmatched_descriptors(sources: &AdminState, active: &KeyedRules) -> Vec<DoctorFinding> {
     let metrics = sources.limiter.metrics();
     let is_unmatched = |example: &Example| {
         active.domain(&example.domain).is_some_and(|domain| domain.find(&example.entries()).is_none())
@@ -171,7 +133,7 @@ fn unmatched_descriptors(sources: &DoctorSources, active: &KeyedRules) -> Vec<Do
     let examples = metrics.unmatched_examples.each(is_unmatched);
     let (values, keys): (Vec<_>, Vec<_>) = examples.into_iter().partition(has_keys);
     let number = metrics.unmatched.get();
-    let add = RuleRepair::of(&sources.rule_source).add();
+    let add = sources.rule_source.missing_rule_repair();
     let of_keys = described(&keys).map(|(examples, explained)| {
         DoctorFinding::warning(
             "unmatched_descriptor",

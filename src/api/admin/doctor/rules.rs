@@ -17,20 +17,10 @@ const REFUSING_RATE_MAX: f64 = 1e9;
 const DECISIONS_MIN: u64 = 1_000;
 
 /// What to do about rules, as their source allows.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RuleRepair<'s> {
-    kind: RuleSourceKind,
-    name: &'s str,
-}
-
-impl<'s> RuleRepair<'s> {
-    pub(super) fn of(source: &'s RuleSource) -> Self {
-        Self { kind: source.kind, name: &source.name }
-    }
-
-    /// If there are none.
-    fn load(self) -> String {
-        let name = self.name;
+impl RuleSource {
+    /// What to do if there are no rules.
+    fn load_repair(&self) -> String {
+        let name = &self.name;
         match self.kind {
             RuleSourceKind::Files => format!(
                 "put rules at {name}, or set rules.path (--rules) to where they are; `tollgate check {name}` reports what prevents loading them"
@@ -44,9 +34,9 @@ impl<'s> RuleRepair<'s> {
         }
     }
 
-    /// If they have problems.
-    fn correct(self) -> String {
-        let name = self.name;
+    /// What to do if rules have problems.
+    fn problem_repair(&self) -> String {
+        let name = &self.name;
         match self.kind {
             RuleSourceKind::Files => {
                 "correct these places; the server loads the files as soon as they change".to_owned()
@@ -62,9 +52,9 @@ impl<'s> RuleRepair<'s> {
         }
     }
 
-    /// If they have warnings.
-    fn revise(self) -> String {
-        let name = self.name;
+    /// What to do if rules have warnings.
+    fn warning_repair(&self) -> String {
+        let name = &self.name;
         let before = match self.kind {
             RuleSourceKind::Files => format!("`tollgate check {name}` reports them before they are deployed"),
             RuleSourceKind::Url => {
@@ -75,9 +65,9 @@ impl<'s> RuleRepair<'s> {
         format!("correct these places, which probably have a mistake; {before}")
     }
 
-    /// If one is missing.
-    pub(super) fn add(self) -> String {
-        let name = self.name;
+    /// What to do if a rule is missing.
+    pub(super) fn missing_rule_repair(&self) -> String {
+        let name = &self.name;
         match self.kind {
             RuleSourceKind::Files | RuleSourceKind::Url => format!("add rules for it at {name}"),
             RuleSourceKind::Xds => format!("let the control plane at {name} send rules for it"),
@@ -85,7 +75,7 @@ impl<'s> RuleRepair<'s> {
     }
 
     /// Where a key that a control plane does not know is added.
-    pub(super) fn in_overlay(self) -> &'static str {
+    pub(super) fn in_overlay(&self) -> &'static str {
         match self.kind {
             RuleSourceKind::Files | RuleSourceKind::Url => "",
             RuleSourceKind::Xds => ", in the file of rules.overlay",
@@ -95,13 +85,12 @@ impl<'s> RuleRepair<'s> {
 
 /// Findings in the outcome of the loads so far.
 pub(super) fn status(status: &RulesStatus, source: &RuleSource) -> Vec<DoctorFinding> {
-    let repair = RuleRepair::of(source);
     let mut findings = Vec::new();
     if status.generation == 0 {
         findings.push(DoctorFinding::error(
             "no_rules",
             "no rules are loaded: every request is answered UNAVAILABLE",
-            repair.load(),
+            source.load_repair(),
         ));
     }
     if let Some(error) = &status.last_error {
@@ -109,7 +98,7 @@ pub(super) fn status(status: &RulesStatus, source: &RuleSource) -> Vec<DoctorFin
         findings.push(DoctorFinding::error(
             "rule_problems",
             format!("the current rules cannot be loaded, and the previous ones stay: {}", listed(problems)),
-            repair.correct(),
+            source.problem_repair(),
         ));
     }
     if let Some(problems) = &status.overlay_problems {
@@ -124,7 +113,6 @@ pub(super) fn status(status: &RulesStatus, source: &RuleSource) -> Vec<DoctorFin
 
 /// Findings in the active rules.
 pub(super) fn findings(rules: &Rules, source: &RuleSource) -> Vec<DoctorFinding> {
-    let repair = RuleRepair::of(source);
     let mut findings = Vec::new();
     if rules.is_empty() {
         findings.push(DoctorFinding::warning(
@@ -135,7 +123,7 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource) -> Vec<DoctorFinding>
     }
     if !rules.warnings().is_empty() {
         let warnings = rules.warnings().iter().map(ToString::to_string);
-        findings.push(DoctorFinding::warning("rule_warnings", listed(warnings), repair.revise()));
+        findings.push(DoctorFinding::warning("rule_warnings", listed(warnings), source.warning_repair()));
     }
     if rules.unknown_fields() > 0 {
         let number = rules.unknown_fields();
@@ -269,7 +257,7 @@ mod tests {
             let source = source(kind);
             let found = status(&RulesStatus::default(), &source);
             assert!(found[0].repair.contains(loaded), "{found:?}");
-            assert!(RuleRepair::of(&source).add().contains(added));
+            assert!(source.missing_rule_repair().contains(added));
         }
     }
 

@@ -27,8 +27,8 @@ use tollgate_counter::time::{Stopwatch, Timestamp};
 use tracing::error;
 
 use crate::api::admin::{
-    page::sample::{HistoryPoint, PageSampler, SampleSources},
-    state::AdminError,
+    page::sample::{HistoryPoint, PageSampler},
+    state::{AdminError, AdminState},
 };
 
 /// The maximum number of open pages.
@@ -79,7 +79,7 @@ impl Default for Live {
 
 impl Live {
     /// Samples until `stopped`, which ends the streams of all pages.
-    pub async fn run(self: Arc<Self>, sources: SampleSources, stopped: impl Future<Output = ()>) {
+    pub async fn run(self: Arc<Self>, sources: AdminState, stopped: impl Future<Output = ()>) {
         tokio::select! {
             () = self.sample(sources) => {}
             () = stopped => {}
@@ -92,7 +92,7 @@ impl Live {
         self.latest.send_replace(Latest::Ended);
     }
 
-    async fn sample(&self, sources: SampleSources) {
+    async fn sample(&self, sources: AdminState) {
         let mut sampler = PageSampler::new(sources.clone());
         let mut point_due = Instant::now();
         loop {
@@ -242,36 +242,13 @@ mod tests {
     use super::*;
     use crate::api::{
         admin::{Certificates, page::sample::point},
-        fuzz::{Ready, admin_state},
+        fuzz::admin_state,
     };
 
     fn seconds(history: &PageHistory) -> Vec<Value> {
         let line: Value = serde_json::from_slice(&history.line()).unwrap();
         let points = line["points"].as_array().unwrap();
         points.iter().map(|point| point["at"].clone()).collect()
-    }
-
-    #[derive(Debug)]
-    struct WithoutTls;
-
-    impl Certificates for WithoutTls {
-        fn expiries(&self) -> Vec<(&'static str, Timestamp)> {
-            Vec::new()
-        }
-
-        fn refused(&self) -> Vec<&'static str> {
-            Vec::new()
-        }
-    }
-
-    fn sources() -> SampleSources {
-        SampleSources {
-            state: admin_state(),
-            requests: Arc::default(),
-            certificates: Arc::new(WithoutTls),
-            readiness: Arc::new(Ready),
-            started: Timestamp::EPOCH,
-        }
     }
 
     async fn until(mut condition: impl FnMut() -> bool) {
@@ -289,7 +266,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn samples_stop_without_pages_and_start_with_the_next() {
         let live = Arc::new(Live::default());
-        let running = tokio::spawn(live.clone().run(sources(), std::future::pending()));
+        let running = tokio::spawn(live.clone().run(admin_state(), std::future::pending()));
         for _ in 0..2 {
             let mut page = live.open().unwrap();
             points(&mut page).await;
@@ -306,7 +283,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn page_opened_later_begins_with_points_of_five_minutes() {
         let live = Arc::new(Live::default());
-        let running = tokio::spawn(live.clone().run(sources(), std::future::pending()));
+        let running = tokio::spawn(live.clone().run(admin_state(), std::future::pending()));
         // Without a page, then with one, and beyond the bound.
         sleep(POINT_INTERVAL * 10 + INTERVAL).await;
         let mut page = live.open().unwrap();
@@ -340,7 +317,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn long_samples_are_rare() {
         let live = Arc::new(Live::default());
-        let sources = SampleSources { certificates: Arc::new(SlowToRead), ..sources() };
+        let sources = AdminState { certificates: Arc::new(SlowToRead), ..admin_state() };
         let running = tokio::spawn(live.clone().run(sources, std::future::pending()));
         let mut page = live.open().unwrap();
         points(&mut page).await;
@@ -354,7 +331,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn stream_ends_after_its_time_and_frees_its_place() {
         let live = Arc::new(Live::default());
-        let running = tokio::spawn(live.clone().run(sources(), std::future::pending()));
+        let running = tokio::spawn(live.clone().run(admin_state(), std::future::pending()));
         let begin = Instant::now();
         let mut page = live.open().unwrap();
         while page.next().await.is_some() {}
@@ -368,7 +345,7 @@ mod tests {
     async fn open_pages_share_samples_and_end_together() {
         let live = Arc::new(Live::default());
         let (stop, stopped) = tokio::sync::oneshot::channel();
-        let run = live.clone().run(sources(), async { stopped.await.unwrap_or_default() });
+        let run = live.clone().run(admin_state(), async { stopped.await.unwrap_or_default() });
         let running = tokio::spawn(run);
         let mut pages: Vec<_> = (0..PAGES_MAX).map(|_| live.open().unwrap()).collect();
         assert!(live.open().is_none());

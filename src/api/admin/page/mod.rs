@@ -11,12 +11,10 @@ use axum::{
     routing::get,
 };
 
-mod growth;
 mod live;
 mod sample;
 
 pub use live::{Live, router};
-pub use sample::SampleSources;
 
 /// What a browser may load and do for the page: nothing from elsewhere, no inline script, no frame around it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \

@@ -3,9 +3,9 @@
 
 use std::{
     cmp::Reverse,
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     fs, ptr,
-    sync::Arc,
+    time::Duration,
 };
 
 use serde_json::{Value, json};
@@ -15,13 +15,7 @@ use tollgate_counter::{
 };
 use tollgate_rules::{DecisionTotals, KeyedRules, Rules};
 
-use crate::api::{
-    self,
-    admin::{
-        AdminState, Certificates, cluster, counters, format, page::growth::RecentGrowth, rules::numbers,
-    },
-    http::Readiness,
-};
+use crate::api::admin::{AdminState, cluster, counters, format, rules::numbers};
 
 /// The maximum number of rules in a sample.
 const RULES_MAX: usize = 1_000;
@@ -29,23 +23,12 @@ const RULES_MAX: usize = 1_000;
 const KEYS_MAX: usize = 50;
 /// The maximum number of rules in a sample that refuse most.
 const REFUSING_RULES_MAX: usize = 10;
+/// The time over which rates are means.
+const RATE_SPAN: Duration = Duration::from_secs(10);
+/// The maximum number of names that are retained of the time between two samples.
+const NAMES_MAX: usize = 200;
 /// Where the documentation of this version is read.
 const DOCS: &str = "https://example.com/tollgate/docs/";
-
-/// What samples are taken from.
-#[derive(Clone, Debug)]
-pub struct SampleSources {
-    /// What the other admin endpoints read.
-    pub state: AdminState,
-    /// The metrics of requests.
-    pub requests: Arc<api::ApiMetrics>,
-    /// The certificates of the listeners.
-    pub certificates: Arc<dyn Certificates>,
-    /// Whether this replica is ready.
-    pub readiness: Arc<dyn Readiness>,
-    /// When the process has begun.
-    pub started: Timestamp,
-}
 
 /// The numbers of which the page draws lines, at one instant. Counts are since the start.
 #[derive(Clone, Debug)]
@@ -69,7 +52,7 @@ impl HistoryPoint {
 /// Takes samples, and retains the totals of rules so that a sample has only those that changed.
 #[derive(Debug)]
 pub(super) struct PageSampler {
-    sources: SampleSources,
+    sources: AdminState,
     host: Option<String>,
     hash: String,
     totals: Vec<DecisionTotals>,
@@ -87,7 +70,7 @@ struct KeyGrowth {
 }
 
 impl PageSampler {
-    pub(super) fn new(sources: SampleSources) -> Self {
+    pub(super) fn new(sources: AdminState) -> Self {
         Self {
             sources,
             host: host(),
@@ -106,11 +89,11 @@ impl PageSampler {
 
     /// The numbers of lines alone, which costs less than a sample.
     pub(super) fn point(&self) -> HistoryPoint {
-        let SampleSources { state, requests, .. } = &self.sources;
+        let state = &self.sources;
         let rules = state.active_rules.current();
         HistoryPoint {
             at: state.limiter.view().now(),
-            durations: requests.duration.buckets(),
+            durations: state.requests.duration.buckets(),
             decisions: sum(rules.rules()).plus(state.limiter.metrics().overrides.totals()),
         }
     }
@@ -118,11 +101,12 @@ impl PageSampler {
     /// A sample as one line of JSON, and the part of it that lines need.
     pub(super) fn line(&mut self) -> (HistoryPoint, String) {
         let point = self.point();
-        let rules = self.sources.state.active_rules.current();
+        let rules = self.sources.active_rules.current();
         let each = self.changes(point.at, rules.rules());
-        let SampleSources { state, requests, certificates, readiness, started } = &self.sources;
+        let state = &self.sources;
+        let AdminState { requests, readiness, started, .. } = state;
         let metrics = state.limiter.metrics();
-        let certificates = certificates.expiries().into_iter();
+        let certificates = state.certificates.expiries().into_iter();
         let certificates = certificates
             .map(|(listener, expires)| json!({"listener": listener, "expires_at": format::instant(expires)}));
         let mut sample = point.json();
@@ -220,6 +204,55 @@ impl KeyGrowth {
     }
 }
 
+/// The growth of counts by name, between samples of the last seconds.
+// Invariant: the spans follow each other.
+#[derive(Debug, Default)]
+struct RecentGrowth {
+    begin: Option<Timestamp>,
+    spans: VecDeque<GrowthSpan>,
+}
+
+#[derive(Debug)]
+struct GrowthSpan {
+    end: Timestamp,
+    grown: Vec<(String, u64)>,
+}
+
+impl RecentGrowth {
+    /// Adds what has grown since the sample before. The first sample begins the time, and what has grown before it is
+    /// dropped.
+    fn add(&mut self, now: Timestamp, mut grown: Vec<(String, u64)>) {
+        if self.begin.is_none() {
+            self.begin = Some(now);
+            return;
+        }
+        if grown.len() > NAMES_MAX {
+            grown.select_nth_unstable_by_key(NAMES_MAX, |(_, growth)| Reverse(*growth));
+            grown.truncate(NAMES_MAX);
+        }
+        self.spans.push_back(GrowthSpan { end: now, grown });
+        while self.spans.len() > 1 && now.since(self.spans[0].end) >= RATE_SPAN {
+            self.begin = self.spans.pop_front().map(|span| span.end);
+        }
+    }
+
+    /// The growth of each name a second, the greatest first.
+    fn rates(&self) -> Vec<(String, f64)> {
+        let (Some(begin), Some(last)) = (self.begin, self.spans.back()) else { return Vec::new() };
+        let seconds = last.end.since(begin).as_secs_f64();
+        if seconds <= 0.0 {
+            return Vec::new();
+        }
+        let mut sums: HashMap<&str, u64> = HashMap::new();
+        for (name, growth) in self.spans.iter().flat_map(|span| &span.grown) {
+            *sums.entry(name).or_default() += growth;
+        }
+        let mut sums: Vec<_> = sums.into_iter().collect();
+        sums.sort_unstable_by_key(|(name, growth)| (Reverse(*growth), *name));
+        sums.into_iter().map(|(name, growth)| (name.to_owned(), growth as f64 / seconds)).collect()
+    }
+}
+
 /// The name of this machine, or of the container.
 fn host() -> Option<String> {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
@@ -270,5 +303,41 @@ pub(super) fn point(second: u64) -> HistoryPoint {
         at: Timestamp::from_nanos(second * 1_000_000_000),
         durations: Buckets { up_to: vec![(0.001, 0)], count: 0, sum: 0.0 },
         decisions: DecisionTotals::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn second(number: u64) -> Timestamp {
+        Timestamp::from_nanos(number * 1_000_000_000)
+    }
+
+    fn grown(name: &str, growth: u64) -> Vec<(String, u64)> {
+        vec![(name.to_owned(), growth)]
+    }
+
+    #[test]
+    fn rates_are_means_of_the_last_ten_seconds() {
+        let mut recent = RecentGrowth::default();
+        recent.add(second(100), grown("before", 1_000));
+        assert_eq!(recent.rates(), []);
+        recent.add(second(102), grown("a", 10));
+        assert_eq!(recent.rates(), [("a".to_owned(), 5.0)]);
+        for number in 103..=112 {
+            recent.add(second(number), grown("b", 20));
+        }
+        assert_eq!(recent.rates(), [("b".to_owned(), 20.0)]);
+    }
+
+    #[test]
+    fn names_that_grow_most_are_retained() {
+        let mut recent = RecentGrowth::default();
+        recent.add(second(0), Vec::new());
+        recent.add(second(1), (1..=1_000).map(|number| (number.to_string(), number)).collect());
+        let rates = recent.rates();
+        assert_eq!(rates.len(), NAMES_MAX);
+        assert_eq!((&*rates[0].0, &*rates[NAMES_MAX - 1].0), ("1000", "801"));
     }
 }

@@ -1,6 +1,6 @@
 //! The times in headers, compared with what requests get that are sent again then.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use proptest::{collection::vec, prelude::*};
 use prost::Message as _;
@@ -9,11 +9,11 @@ use tollgate_counter::{
     resilience::Caller,
     time::{Clock, Timestamp},
 };
-use tollgate_limiter::limiter::{Limiter, Modes};
+use tollgate_limiter::limiter::Limiter;
 use tollgate_rules::{ActiveRules, Rules};
 use tollgate_store::{Memory, OnFull};
 
-use super::{HeaderSettings, Listed};
+use super::*;
 use tollgate_wire::proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
     service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
@@ -188,4 +188,28 @@ proptest! {
             }
         }
     }
+}
+
+proptest! {
+    #[test]
+    fn string_keeps_its_text(text in "[ -$&-~]{0,40}") {
+        let string = string(&text).unwrap();
+        prop_assert_eq!(string.as_str(), text);
+    }
+
+    #[test]
+    fn any_text_is_a_string_of_its_own(one in ".{0,8}", other in ".{0,8}") {
+        let strings = [&one, &other].map(|text| string(text).unwrap());
+        prop_assert_eq!(strings[0] == strings[1], one == other);
+    }
+
+    #[test]
+    fn integer_has_at_most_15_digits(number: u64) {
+        prop_assert!(i64::from(integer(number)).to_string().len() <= 15);
+    }
+}
+
+#[test]
+fn characters_beyond_ascii_are_written_as_bytes() {
+    assert_eq!(string("é 50%\n").unwrap().as_str(), "%C3%A9 50%25%0A");
 }

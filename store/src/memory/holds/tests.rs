@@ -280,7 +280,10 @@ fn replaced_counter_drops_its_holds() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
     let left_after = |after: Decision| (memory.stats().holds_open, after.remaining);
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
-    assert_eq!(left_after(memory.admin().replace(key("k"), &limit, NOW, 0).after.peek), (0, 10));
+    assert_eq!(
+        left_after(memory.operate(key("k"), &limit, &CounterOperation::Set(0), NOW).unwrap().decision),
+        (0, 10)
+    );
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
     assert_eq!(
         left_after(memory.operate(key("k"), &limit, &CounterOperation::Set(0), NOW).unwrap().decision),

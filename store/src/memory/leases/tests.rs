@@ -134,7 +134,7 @@ proptest! {
             memory.leases().charge_leased(name, &limit, UsedHits { hits: charged, at: NOW }, NOW);
             let then = NOW.plus(pause);
             memory.leases().refund_leased(name, &limit, UsedHits { hits: returned, at: NOW }, then);
-            memory.admin().peek(name, &limit, then).peek.remaining
+            memory.peek(name, &limit, then).peek.remaining
         };
         let (returned, never_charged) = (left_after(leased, leased - used), left_after(used, 0));
         prop_assert!(returned <= never_charged);

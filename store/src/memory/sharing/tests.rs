@@ -191,7 +191,7 @@ fn copy_drops_counters_that_were_reset_or_refunded() {
         (0..40).for_each(|other| assert!(charge(&memory, number(other), &limit, NOW)));
         let mut copy = memory.whole(slot).data;
         if reset {
-            memory.admin().replace(name, &limit, NOW, 0);
+            memory.operate(name, &limit, &CounterOperation::Set(0), NOW).unwrap();
         } else {
             operation(&memory, name, &limit, Operation::Refund(3), NOW).unwrap();
         }

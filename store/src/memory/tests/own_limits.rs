@@ -122,7 +122,7 @@ proptest! {
                 prop_assert_eq!(&with_own, &with_rule, "{:?}", operation);
             }
             let [explained, expected] = [(&memory, rule), (&model, &limit)]
-                .map(|(memory, limit)| without_receipt(memory.admin().peek(name, limit, now).peek));
+                .map(|(memory, limit)| without_receipt(memory.peek(name, limit, now).peek));
             prop_assert_eq!(explained, expected);
         }
     }
@@ -165,7 +165,7 @@ fn own_limit_without_memory_is_refused_and_changes_nothing() {
     assert!(refused > 100);
     assert_eq!(set(refused), Some(OwnLimitRefusal::NoMemory));
     assert!(memory.stats().bytes <= 1 << 20);
-    assert_eq!(memory.admin().peek(key(&refused.to_string()), rule, NOW).own_limit, None);
+    assert_eq!(memory.peek(key(&refused.to_string()), rule, NOW).own_limit, None);
     // Counters are evicted, limits of their own are not.
     for number in 0..100_000 {
         let name = key(&format!("other {number}"));
@@ -180,7 +180,7 @@ fn own_limit_without_memory_is_refused_and_changes_nothing() {
         memory.apply_single(&check, NOW).unwrap();
     }
     for number in 0..refused {
-        let state = memory.admin().peek(key(&number.to_string()), rule, NOW);
+        let state = memory.peek(key(&number.to_string()), rule, NOW);
         assert!(state.own_limit.is_some(), "{number}");
     }
 }
@@ -192,7 +192,7 @@ fn own_limit_ends_at_its_expiry() {
     let CounterOperation::SetOwnLimit(mut change) = own(&larger, None) else { unreachable!() };
     change.expires_after = Some(Duration::from_secs(10));
     memory.operate(name, &rule, &CounterOperation::SetOwnLimit(change), NOW).unwrap();
-    let remaining = |now| memory.admin().peek(name, &rule, now).peek.remaining;
+    let remaining = |now| memory.peek(name, &rule, now).peek.remaining;
     assert_eq!(remaining(NOW.plus(10 * SECOND - 1)), 40);
     assert_eq!(remaining(NOW.plus(10 * SECOND)), 20);
     memory.sweep(NOW.plus(10 * SECOND));
@@ -258,7 +258,7 @@ fn limit_of_a_request_decides_in_place_of_own_limit() {
             let checks = [check(Operation::Charge(2)), Check { key: other, ..check(Operation::Charge(6)) }];
             let refused = |each: &[Decision]| each.iter().any(|decision| !decision.verdict.passes());
             let decisions = memory.apply(&checks, NOW, refused).unwrap();
-            let dry_run = memory.admin().dry_run(&checks.into_iter().collect(), NOW, refused);
+            let dry_run = memory.dry_run(&checks.into_iter().collect(), NOW, refused);
             assert_eq!((decisions.own(0), dry_run.decisions.own(0)), (None, None));
             let each = decisions.iter().chain(&*dry_run.decisions).copied().map(without_receipt);
             each.chain([without_receipt(dry_run.before[0].peek)]).collect::<Vec<_>>()

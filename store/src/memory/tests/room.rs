@@ -56,7 +56,7 @@ fn penalty_evicts_unused_counters_of_other_keys() {
     for _ in 0..200 {
         charge(&memory, key("eve"), &limit, NOW);
     }
-    let penalty = memory.admin().peek(key("eve"), &limit, NOW).penalty;
+    let penalty = memory.peek(key("eve"), &limit, NOW).penalty;
     assert!(penalty.is_some_and(|penalty| penalty.penalties > 0), "{:?}", memory.stats());
 }
 
@@ -76,7 +76,7 @@ fn log_without_room_to_grow_follows_on_full() {
         assert!(memory.stats().refused_full > 800);
         let stats = memory.stats();
         assert!(stats.bytes as u64 <= BYTES_MIN, "{stats:?}");
-        let counted = memory.admin().peek(one, &log, NOW.plus(900)).peek.remaining;
+        let counted = memory.peek(one, &log, NOW.plus(900)).peek.remaining;
         assert!(passes || counted == 999 - passed as u64, "each hit that passed is counted");
     }
 }

@@ -90,7 +90,7 @@ fn same_seed_generates_the_same_requests() {
 }
 
 /// The instants in milliseconds and the attempts of one request that is always refused.
-fn attempts(wait: Wait, told: Option<Duration>) -> Vec<(u64, u32)> {
+fn attempts(wait: Option<Duration>, told: Option<Duration>) -> Vec<(u64, u32)> {
     let arrivals = schedule(1, Arrivals::Even, Duration::from_secs(1), 1);
     let retry = Some(RetryPolicy { max: 2, wait });
     let mut generated = Generated::new(GeneratorTerms { arrivals, retry, ..terms(1, HOUR, Shape::Flat) });
@@ -107,7 +107,7 @@ fn attempts(wait: Wait, told: Option<Duration>) -> Vec<(u64, u32)> {
 #[test]
 fn refused_clients_retry_as_told_or_after_their_own_time() {
     let told = Some(Duration::from_millis(700));
-    assert_eq!(attempts(Wait::AsTold, told), [(0, 0), (700, 1), (1_400, 2)]);
-    assert_eq!(attempts(Wait::AsTold, None), [(0, 0)]);
-    assert_eq!(attempts(Wait::Always(Duration::from_millis(50)), told), [(0, 0), (50, 1), (100, 2)]);
+    assert_eq!(attempts(None, told), [(0, 0), (700, 1), (1_400, 2)]);
+    assert_eq!(attempts(None, None), [(0, 0)]);
+    assert_eq!(attempts(Some(Duration::from_millis(50)), told), [(0, 0), (50, 1), (100, 2)]);
 }

@@ -2,9 +2,9 @@
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader, Read},
+    io::{self, BufRead, BufReader, Cursor, Read},
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use crate::simulate::progress::Progress;
@@ -34,76 +34,41 @@ pub(in crate::simulate) fn open(
     text(CountingReader { bytes: file, progress: progress.clone() }).map_err(named)
 }
 
-/// The text of the standard input, as that of a file. With `retained` it starts with what earlier calls have read.
+/// The text of the standard input, as that of a file: that which is `retained`, or what comes.
 pub(in crate::simulate) fn open_standard_input(
-    retained: Option<&RetainedInput>,
+    retained: Option<&Arc<[u8]>>,
     progress: &Arc<Progress>,
 ) -> Result<Box<dyn BufRead + Send>, String> {
     let progress = progress.clone();
     let text = match retained {
         None => text(CountingReader { bytes: io::stdin(), progress }),
         Some(retained) => {
-            progress.begin(retained.len());
-            text(CountingReader { bytes: retained.read_again(io::stdin()), progress })
+            progress.begin(retained.len() as u64);
+            text(CountingReader { bytes: Cursor::new(retained.clone()), progress })
         }
     };
     text.map_err(|error| format!("standard input: {error}"))
 }
 
-/// What was read of an input that can be read once.
-#[derive(Clone, Debug, Default)]
-pub(in crate::simulate) struct RetainedInput(Arc<Mutex<RetainedBytes>>);
-
-#[derive(Debug, Default)]
-struct RetainedBytes {
-    bytes: Vec<u8>,
-    // Whether these are all: a terminal could be read further.
-    has_ended: bool,
-}
-
-/// Reads what is retained, and then keeps what it reads.
-struct RetainedReader<R> {
-    retained: RetainedInput,
-    position: usize,
-    bytes: R,
-}
-
-impl RetainedInput {
-    fn with<T>(&self, act: impl FnOnce(&mut RetainedBytes) -> T) -> T {
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn len(&self) -> u64 {
-        self.with(|retained| retained.bytes.len() as u64)
-    }
-
-    fn read_again<R: Read>(&self, bytes: R) -> RetainedReader<R> {
-        RetainedReader { retained: self.clone(), position: 0, bytes }
-    }
-}
-
-impl<R: Read> Read for RetainedReader<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let (mut read, has_ended) = self.retained.with(|retained| {
-            let mut rest = retained.bytes.get(self.position..).unwrap_or_default();
-            rest.read(into).map(|read| (read, retained.has_ended))
-        })?;
-        if read == 0 && !has_ended && !into.is_empty() {
-            read = self.bytes.read(into)?;
-            self.retained.with(|retained| {
-                if retained.bytes.len() + read > RETAINED_BYTES_MAX {
-                    return Err(io::Error::other(
-                        "--suggest reads it several times, and keeps at most 256 MiB of it: name a file",
-                    ));
-                }
-                retained.bytes.extend_from_slice(&into[..read]);
-                retained.has_ended = read == 0;
-                Ok(())
-            })?;
+/// All bytes of an input that can be read once, or those before the stop.
+pub(in crate::simulate) fn retain(mut bytes: impl Read, progress: &Progress) -> Result<Arc<[u8]>, String> {
+    let mut all = Vec::new();
+    let mut part = vec![0; BUFFER_BYTES];
+    while !progress.is_stopped() {
+        let read = match bytes.read(&mut part) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error.to_string()),
+        };
+        if all.len() + read > RETAINED_BYTES_MAX {
+            let why = "--suggest reads it several times, and keeps at most 256 MiB of it: name a file";
+            return Err(why.to_owned());
         }
-        self.position += read;
-        Ok(read)
+        all.extend_from_slice(&part[..read]);
+        progress.add_bytes(read as u64);
     }
+    Ok(all.into())
 }
 
 fn text(bytes: impl Read + Send + 'static) -> io::Result<Box<dyn BufRead + Send>> {
@@ -136,26 +101,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kept_input_is_read_again_and_once_from_its_source() {
-        let retained = RetainedInput::default();
-        let read = |source: &[u8], length: u64| {
-            let mut text = Vec::new();
-            retained.read_again(source).take(length).read_to_end(&mut text).unwrap();
-            text
-        };
-        assert_eq!(read(b"one", 3), b"one");
-        assert_eq!(read(b"two", 9), b"onetwo");
-        assert_eq!(read(b"further", 99), b"onetwo");
-        assert_eq!(retained.len(), 6);
+    fn input_beyond_its_bound_is_not_retained() {
+        let progress = Progress::default();
+        let retained = |length| retain(io::repeat(b'x').take(length), &progress).map(|all| all.len());
+        assert_eq!(retained(RETAINED_BYTES_MAX as u64), Ok(RETAINED_BYTES_MAX));
+        assert!(retained(RETAINED_BYTES_MAX as u64 + 1).is_err());
     }
 
     #[test]
-    fn kept_input_beyond_its_bound_is_an_error() {
-        let mut reader = RetainedInput::default().read_again(io::repeat(b'x'));
-        let mut part = vec![0; BUFFER_BYTES];
-        let all =
-            std::iter::repeat_with(|| reader.read(&mut part)).take(RETAINED_BYTES_MAX / BUFFER_BYTES + 1);
-        let read: Vec<_> = all.take_while(Result::is_ok).collect();
-        assert_eq!(read.len(), RETAINED_BYTES_MAX / BUFFER_BYTES);
+    fn input_is_retained_up_to_the_stop() {
+        let progress = Progress::default();
+        assert_eq!(&*retain(&b"one"[..], &progress).unwrap(), b"one");
+        progress.stop();
+        assert_eq!(&*retain(io::repeat(b'x'), &progress).unwrap(), b"");
     }
 }

@@ -1,6 +1,6 @@
 //! Lines of bounded length.
 
-use std::io::{self, BufRead};
+use std::io::{self, BufRead, Read as _};
 
 /// The maximum length of a line: 1 MiB.
 const LINE_MAX: usize = 1 << 20;
@@ -37,36 +37,24 @@ impl<R: BufRead> Lines<R> {
     pub(super) fn next(&mut self) -> Result<Line<'_>, (u64, io::Error)> {
         self.number += 1;
         self.line.clear();
-        let mut length = 0;
-        loop {
-            let ready = match self.bytes.fill_buf() {
-                Ok(ready) => ready,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err((self.number, error)),
-            };
-            if ready.is_empty() {
-                break;
-            }
-            let end = ready.iter().position(|byte| *byte == b'\n');
-            let part = &ready[..end.unwrap_or(ready.len())];
-            length += part.len();
-            if length <= LINE_MAX {
-                self.line.extend_from_slice(part);
-            }
-            let used = part.len() + usize::from(end.is_some());
-            self.bytes.consume(used);
-            if end.is_some() {
-                return Ok(text(&self.line, length, self.number));
+        let failed = |error| (self.number, error);
+        // One byte more than allowed: the end of the line, or a sign that the line is too long.
+        let mut start = (&mut self.bytes).take(LINE_MAX as u64 + 1);
+        if start.read_until(b'\n', &mut self.line).map_err(failed)? == 0 {
+            return Ok(Line::End);
+        }
+        match self.line.strip_suffix(b"\n") {
+            Some(line) => Ok(text(line, self.number)),
+            None if self.line.len() <= LINE_MAX => Ok(text(&self.line, self.number)),
+            None => {
+                self.bytes.skip_until(b'\n').map_err(failed)?;
+                Ok(Line::Bad("the line is longer than 1 MiB"))
             }
         }
-        Ok(if length == 0 { Line::End } else { text(&self.line, length, self.number) })
     }
 }
 
-fn text(line: &[u8], length: usize, number: u64) -> Line<'_> {
-    if length > LINE_MAX {
-        return Line::Bad("the line is longer than 1 MiB");
-    }
+fn text(line: &[u8], number: u64) -> Line<'_> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     // Some programs begin a text with a byte order mark.
     let line = line.strip_prefix(b"\xef\xbb\xbf").filter(|_| number == 1).unwrap_or(line);

@@ -1,98 +1,110 @@
-//! The settings of counters that replicas share: in a cluster, or in a shared store.
+//! Settings that agree with each other, and settings that do not.
 
-use std::time::Duration;
+use super::*;
+use crate::settings::tests::{flags, load, problems};
 
-use tollgate_cluster::{ClusterSettings, Files, Trust, TrustError, Tuning, link};
-use tollgate_shared_store::{PasswordSource, PasswordSources, SharedStoreSettings, StoreTlsFiles};
-
-use crate::settings::{
-    catalog::{Links, Redis, RedisCounters, SettingsDraft},
-    conflicts::Conflicts,
-    value_type::RedisMode,
-};
-
-impl Links {
-    /// `None` without an address to listen on.
-    pub(super) fn read(
-        self,
-        tuning: Tuning,
-        poll_interval: Duration,
-        conflicts: &mut Conflicts,
-    ) -> Option<ClusterSettings> {
-        let Self { listen, advertise, seed: seeds, secret_file, cert, key, ca } = self;
-        let listen = listen?;
-        let certificates = [("cert", cert.is_some()), ("key", key.is_some()), ("ca", ca.is_some())];
-        match certificates.iter().find(|(_, is_set)| *is_set) {
-            Some(given) => conflicts.require("cluster.", &certificates.map(|needed| (*given, needed))),
-            None if secret_file.is_none() => {
-                conflicts.add(format!("cluster.listen: {}", TrustError::NotConfigured));
-            }
-            None => {}
-        }
-        let files = cert.zip(key).zip(ca).map(|((cert, key), ca)| Files { cert, key, ca });
-        let trust = Trust { files, secret_file, poll_interval };
-        Some(ClusterSettings { link: link::LinkSettings { listen, advertise, seeds, trust }, tuning })
-    }
+#[test]
+fn quota_service_needs_counters_in_memory() {
+    let enabled = ("rlqs.enabled", "true");
+    let redis = [enabled, ("store.kind", "redis"), ("store.redis.urls", "redis://a:1")];
+    let problem = "rlqs.enabled does not go with store.kind redis: counters are divided in memory";
+    assert_eq!(problems(&flags(&redis)), [problem]);
 }
 
-impl SettingsDraft {
-    /// The servers of Redis, which `user` needs: a setting with its value.
-    pub(super) fn redis_settings(&self, user: &str, conflicts: &mut Conflicts) -> SharedStoreSettings {
-        let redis = self.redis.clone();
-        redis.check(user, conflicts);
-        let [server, sentinel] =
-            [redis.password_file, redis.sentinel_password_file].map(|path| path.map(PasswordSource::File));
-        let poll_interval = self.certificates.poll_interval;
-        let RedisCounters { prefix, unready_without_store } = self.redis_counters.clone();
-        SharedStoreSettings {
-            urls: redis.urls,
-            mode: match redis.mode {
-                RedisMode::Standalone => tollgate_shared_store::StoreMode::Standalone,
-                RedisMode::Sentinel => {
-                    tollgate_shared_store::StoreMode::Sentinel { service: redis.sentinel_service }
-                }
-                RedisMode::Cluster => tollgate_shared_store::StoreMode::Cluster,
-            },
-            username: redis.username,
-            sentinel_username: redis.sentinel_username,
-            tls: StoreTlsFiles { ca: redis.ca, client: redis.cert.zip(redis.key) },
-            passwords: PasswordSources { server, sentinel, poll_interval },
-            unready_without_store,
-            connections: redis.connections,
-            timeout: redis.timeout,
-            prefix,
-            memory_limit: self.store.memory_limit,
-            on_full: self.counters.on_full,
-        }
-    }
-}
-
-impl Redis {
-    fn check(&self, user: &str, conflicts: &mut Conflicts) {
-        if self.urls.is_empty() {
-            conflicts.add(format!("{user} needs store.redis.urls, which is not set"));
-        }
-        let [cert, key] = [("cert", self.cert.is_some()), ("key", self.key.is_some())];
-        conflicts.require("store.redis.", &[(cert, key), (key, cert)]);
-        let with_tls = self.urls.iter().filter(|url| url.starts_with("rediss:")).count();
-        if with_tls > 0 && with_tls < self.urls.len() {
-            conflicts.add("store.redis.urls: either all or none are rediss://");
-        }
-        if with_tls < self.urls.len() && (self.ca.is_some() || self.cert.is_some()) {
-            conflicts.add("store.redis.ca and store.redis.cert need rediss:// in store.redis.urls");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tollgate_shared_store::StoreMode;
-
+mod limits {
     use super::*;
-    use crate::settings::{
-        SettingsSources,
-        tests::{flags, load, problems},
-    };
+
+    const REDIS: (&str, &str) = ("limits.source", "redis");
+    const URL: (&str, &str) = ("limits.source", "url");
+
+    #[test]
+    fn limits_in_redis_need_only_its_servers() {
+        assert!(load(&[]).unwrap().limits.is_none());
+        assert_eq!(
+            problems(&flags(&[REDIS])),
+            ["limits.source redis needs store.redis.urls, which is not set"]
+        );
+        let given = [REDIS, ("store.redis.urls", "redis://a:1"), ("limits.redis.prefix", "l:")];
+        let settings = load(&given).unwrap();
+        assert!(settings.shared_store.is_none());
+        let LimitSettings { store, cache } = settings.limits.unwrap();
+        let LimitStoreSettings::Redis(redis, prefix) = store else { panic!("{store:?}") };
+        assert_eq!((redis.urls, &*prefix), (vec!["redis://a:1".to_owned()], "l:"));
+        let [ttl, wait] = [Duration::from_secs(30), Duration::from_millis(5)];
+        assert_eq!(cache, LimitCacheSettings { entries: 1_000_000, ttl, absent_ttl: ttl, wait });
+    }
+
+    #[test]
+    fn limits_at_a_url_need_a_template() {
+        assert_eq!(problems(&flags(&[URL])), ["limits.source url needs limits.url, which is not set"]);
+        let given = [URL, ("limits.url", "https://h/{domain}/{descriptor}"), ("rules.url.timeout", "1s")];
+        let limits = load(&given).unwrap().limits.unwrap();
+        let LimitStoreSettings::Url(url, _) = limits.store else { panic!("{limits:?}") };
+        assert_eq!(url.timeout, Duration::from_secs(1));
+        let far = problems(&flags(&[URL, ("limits.url", "http://h/{domain}/{descriptor}")]));
+        assert!(far[0].starts_with("limits.url: http://h/domain/descriptor needs https://"), "{far:?}");
+    }
+
+    #[test]
+    fn settings_of_limits_need_their_source() {
+        for (name, value, source) in [
+            ("limits.wait", "1ms", "limits.source"),
+            ("limits.cache.ttl", "1s", "limits.source"),
+            ("limits.redis.prefix", "l:", "limits.source redis"),
+            ("limits.url", "https://h/{domain}/{descriptor}", "limits.source url"),
+        ] {
+            let expected = format!("{name} needs {source}, which is not set");
+            assert_eq!(problems(&flags(&[(name, value)])), [expected]);
+        }
+    }
+}
+
+mod rules {
+    use super::*;
+
+    const URL: &str = "https://rules.example/edge.yaml";
+
+    #[test]
+    fn rules_path_with_a_scheme_is_a_url() {
+        let settings = load(&[("rules.path", URL), ("rules.url.interval", "5s")]).unwrap();
+        assert_eq!(settings.rules.source.described(), (RuleSourceKind::Url, URL.to_owned()));
+        assert!(matches!(load(&[("rules.path", "rules")]).unwrap().rules.source, SourceSettings::Files(_)));
+    }
+
+    #[test]
+    fn secrets_of_a_rules_url_are_not_shown() {
+        let settings = load(&[("rules.path", &format!("{URL}?sig=hush"))]).unwrap();
+        let given = settings.given.iter().find(|setting| setting.name == "rules.path").unwrap();
+        assert_eq!((given.value.as_str(), given.from), (&*format!("{URL}?(not shown)"), SettingOrigin::Flag));
+        assert!(!format!("{settings:?}").contains("hush"));
+        let refused = problems(&flags(&[("rules.path", "https://user:secret@host/")]));
+        assert!(refused[0].starts_with("--rules: `https://(not shown)` is not allowed"), "{refused:?}");
+    }
+
+    #[test]
+    fn settings_of_a_rules_url_without_one_are_refused() {
+        let without = problems(&flags(&[("rules.url.redirects", "1")]));
+        assert_eq!(without, ["rules.url.redirects needs a URL in rules.path, which is not set"]);
+    }
+
+    #[test]
+    fn settings_of_a_rules_url_that_disagree_are_refused() {
+        let of = |more: &[(&str, &str)]| problems(&flags(more));
+        let half = of(&[("rules.path", URL), ("rules.url.cert", "a.pem")]);
+        assert_eq!(half, ["rules.url.cert needs rules.url.key, which is not set"]);
+        let plain = of(&[("rules.path", "http://127.0.0.1:1/"), ("rules.url.ca", "a.pem")]);
+        assert_eq!(plain, ["rules.url.ca needs https:// in rules.path"]);
+        let far = of(&[("rules.path", "http://rules.example/")]);
+        assert!(far[0].starts_with("rules.path: http://rules.example/ needs https://"), "{far:?}");
+        assert!(load(&[("rules.path", "http://rules.example/"), ("rules.url.plaintext", "true")]).is_ok());
+        let soon = of(&[("rules.path", URL), ("rules.url.interval", "999ms")]);
+        assert!(soon[0].starts_with("--rules-url-interval: `999ms` is not allowed"), "{soon:?}");
+    }
+}
+
+mod shared_counters {
+    use super::*;
+    use crate::settings::SettingsSources;
 
     const REDIS_KIND: (&str, &str) = ("store.kind", "redis");
     const URL: (&str, &str) = ("store.redis.urls", "redis://redis:6379");
