@@ -14,6 +14,11 @@ use tollgate_counter::{
 use tollgate_remote::{Remote, RemoteExtent};
 use tollgate_rules::{ActiveRules, KeyedDomain, KeyedRules};
 use tollgate_store::{Decisions, Memory, SingleDecision};
+#[cfg(feature = "limits")]
+use {
+    tollgate_counter::{algorithm::Limit, descriptor::Entry},
+    tollgate_rules::Match,
+};
 
 mod answer;
 mod bounds;
@@ -202,6 +207,18 @@ impl ActiveView<'_> {
     /// The time since the view was taken.
     pub fn age(&self) -> Duration {
         self.limiter.since(&self.reading)
+    }
+
+    /// The limit that the store names for the counter of these entries, in place of that of their rule. `None` if it
+    /// names none, or is still asked: then a later call has it.
+    #[cfg(feature = "limits")]
+    pub fn stored_limit(
+        &self,
+        domain: KeyedDomain<'_>,
+        matched: &Match<'_>,
+        entries: &[Entry<'_>],
+    ) -> Option<Limit> {
+        self.limiter.limits.stored(domain, matched, entries, self.now())
     }
 
     /// Whether this replica may decide `request` if it has all counters.

@@ -267,6 +267,11 @@ impl Memory {
         (!short).then(|| data.charged_to(&self.tables.resources.budget))
     }
 
+    /// Whether there is memory for so many bytes of a copy in place of those that are reserved.
+    pub fn has_room_in_place_of(&self, older: &MemoryReservation, bytes: usize) -> bool {
+        !self.has_no_room_for(bytes.saturating_sub(older.bytes()))
+    }
+
     /// Whether these changes can be merged into a copy: they continue it, and there is memory for them.
     pub fn can_merge(&self, copy: &SlotData, changes: &SlotData) -> bool {
         copy.can_be_followed_by(changes) && !self.has_no_room_for(copy.growth_by(changes))
