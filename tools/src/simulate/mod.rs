@@ -148,7 +148,14 @@ impl Simulation {
         if self.progress.is_stopped() {
             replay.traffic.is_interrupted = true;
         }
-        Ok(SimulationReport::new(&replay, &self.flags, self.input_name(), skipped, suggestions))
+        Ok(SimulationReport::new(
+            &replay,
+            [Some(&self.flags.rules), self.flags.compare.as_ref()],
+            self.flags.top,
+            self.input_name(),
+            skipped,
+            suggestions,
+        ))
     }
 
     fn reads_standard_input(&self) -> bool {

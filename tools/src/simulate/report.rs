@@ -8,8 +8,7 @@ use tollgate_counter::metrics::TopKey;
 use crate::simulate::{
     engine::{Replay, RuleEntry, Side},
     event::Skipped,
-    flags::Flags,
-    stats::{Timeline, UserCounts, instant, share},
+    stats::{RuleReport, Timeline, UserCounts, instant, share},
     suggest::Suggestion,
 };
 
@@ -39,29 +38,6 @@ pub(super) struct SimulationReport {
     pub(super) comparison: Option<RulesComparison>,
     pub(super) suggestions: Vec<Suggestion>,
     pub(super) speed: Speed,
-}
-
-/// The use of a rule.
-#[derive(Debug, Default, Serialize)]
-pub(super) struct RuleReport {
-    pub(super) rule: String,
-    /// The place in its file.
-    pub(super) at: String,
-    pub(super) asked: u64,
-    pub(super) passed: u64,
-    pub(super) refused: u64,
-    pub(super) share_refused: f64,
-    pub(super) refused_in_shadow: u64,
-    pub(super) refused_by_candidate: u64,
-    /// Distinct descriptors, and those refused at least once.
-    pub(super) users: u64,
-    pub(super) users_refused: u64,
-    /// The highest share of the limit that was used; `None` without a limit.
-    pub(super) highest_use: Option<f64>,
-    pub(super) longest_wait_ms: u64,
-    /// The hits of all requests.
-    #[serde(skip)]
-    pub(super) hits: u64,
 }
 
 /// A descriptor that was refused.
@@ -110,10 +86,11 @@ pub(super) struct Speed {
 }
 
 impl SimulationReport {
-    /// The report of a simulation of `input`.
+    /// The report of a simulation of `input` by rules, and by those to compare, with lists of `top` users.
     pub(super) fn new(
         replay: &Replay,
-        flags: &Flags,
+        [rules, compare]: [Option<&PathBuf>; 2],
+        top: usize,
         input: String,
         skipped: Skipped,
         suggestions: Vec<Suggestion>,
@@ -122,22 +99,21 @@ impl SimulationReport {
         let counts = replay.users.counts(replay.table.rules.len());
         let traffic = &replay.traffic;
         let first = &replay.first;
-        let [refused_only_first, refused_only_other] = replay.users_refused_only(flags.top);
-        let comparison =
-            replay.second.as_ref().zip(flags.compare.as_ref()).map(|(second, rules)| RulesComparison {
-                rules: name(rules),
-                passed: second.totals.passed,
-                refused: second.totals.refused,
-                share_refused: share(second.totals.refused, traffic.requests),
-                by_rule: differences(replay, second, &counts),
-                users_refused_only_by_first: users(refused_only_first),
-                users_refused_only_by_other: users(refused_only_other),
-                timeline: second.totals.timeline.clone(),
-            });
+        let [refused_only_first, refused_only_other] = replay.users_refused_only(top);
+        let comparison = replay.second.as_ref().zip(compare).map(|(second, compare)| RulesComparison {
+            rules: name(compare),
+            passed: second.totals.passed,
+            refused: second.totals.refused,
+            share_refused: share(second.totals.refused, traffic.requests),
+            by_rule: differences(replay, second, &counts),
+            users_refused_only_by_first: users(refused_only_first),
+            users_refused_only_by_other: users(refused_only_other),
+            timeline: second.totals.timeline.clone(),
+        });
         let deciding = traffic.deciding.as_secs_f64();
         let sides = if replay.second.is_some() { 2.0 } else { 1.0 };
         Self {
-            rules: name(&flags.rules),
+            rules: rules.map(name).unwrap_or_default(),
             input,
             complete: !traffic.is_interrupted,
             requests: traffic.requests,
@@ -151,7 +127,7 @@ impl SimulationReport {
             descriptors_without_rule: first.totals.unmatched,
             users_left_out: replay.users.left_out,
             by_rule: by_rule(replay, &counts),
-            refused_most: users(first.refused_most(flags.top)),
+            refused_most: users(first.refused_most(top)),
             timeline: first.totals.timeline.clone(),
             comparison,
             suggestions,

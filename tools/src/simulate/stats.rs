@@ -54,6 +54,29 @@ impl RuleUse {
     }
 }
 
+/// The use of a rule as reported.
+#[derive(Debug, Default, Serialize)]
+pub(super) struct RuleReport {
+    pub(super) rule: String,
+    /// The place in its file.
+    pub(super) at: String,
+    pub(super) asked: u64,
+    pub(super) passed: u64,
+    pub(super) refused: u64,
+    pub(super) share_refused: f64,
+    pub(super) refused_in_shadow: u64,
+    pub(super) refused_by_candidate: u64,
+    /// Distinct descriptors, and those refused at least once.
+    pub(super) users: u64,
+    pub(super) users_refused: u64,
+    /// The highest share of the limit that was used; `None` without a limit.
+    pub(super) highest_use: Option<f64>,
+    pub(super) longest_wait_ms: u64,
+    /// The hits of all requests.
+    #[serde(skip)]
+    pub(super) hits: u64,
+}
+
 /// The requests that one side has decided.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SideTotals {

@@ -10,7 +10,10 @@ use tollgate_counter::{
 };
 use tollgate_rules::{Rule, Rules, Trial, Unit, algorithm_keys};
 
-use crate::simulate::{progress::Progress, report::RuleReport, stats::share};
+use crate::simulate::{
+    progress::Progress,
+    stats::{RuleReport, share},
+};
 
 /// The fewest users, or requests, of which a share says something about others.
 const SAMPLE_MIN: u64 = 20;

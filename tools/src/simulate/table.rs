@@ -2,7 +2,8 @@
 
 use crate::simulate::{
     event::Skipped,
-    report::{RuleDifference, RuleReport, RulesComparison, SimulationReport, UserReport},
+    report::{RuleDifference, RulesComparison, SimulationReport, UserReport},
+    stats::RuleReport,
     suggest::Goal,
 };
 

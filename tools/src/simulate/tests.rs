@@ -50,7 +50,8 @@ fn replayed(first: Rules, second: Option<Rules>, source: &mut dyn Source) -> Sim
     let second = second.map(|rules| Side::new(rules, &mut table, MEMORY, Refusals::Answered));
     let mut replay = Replay::new(table, first, second, 1_000);
     replay.run(source, &Progress::default()).unwrap();
-    SimulationReport::new(&replay, &flags, "test".to_owned(), source.skipped(), Vec::new())
+    let files = [Some(&flags.rules), flags.compare.as_ref()];
+    SimulationReport::new(&replay, files, flags.top, "test".to_owned(), source.skipped(), Vec::new())
 }
 
 #[test]
