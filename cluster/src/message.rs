@@ -200,26 +200,17 @@ impl Message {
 
     /// The slot data in the message, to be filled in after decoding.
     pub(crate) fn contents_mut(&mut self) -> impl Iterator<Item = &mut Arc<SlotData>> {
-        let (copy, other) = match self {
-            Self::HandOff(hand_off) => (Some(&mut hand_off.copy), hand_off.origin.contents.as_mut()),
-            Self::Backup { copy, .. } | Self::NewerCopy { copy, .. } => (Some(copy), None),
-            Self::RecoveryReply { copy, .. } => (copy.as_mut(), None),
-            Self::Forward { check, .. } => (None, RemoteCheck::consumed_mut(check)),
-            Self::Hello(_)
-            | Self::Member(_)
-            | Self::Owns { .. }
-            | Self::HandOffAck(_)
-            | Self::BackupAck { .. }
-            | Self::BackupBaseMissing { .. }
-            | Self::BackupRefused { .. }
-            | Self::RecoveryQuery { .. }
-            | Self::Orphan { .. }
-            | Self::Reply { .. }
-            | Self::Recall { .. }
-            | Self::Revoke { .. }
-            | Self::Dead { .. }
-            | Self::Status { .. }
-            | Self::Assigned(_) => (None, None),
+        let (copy, other) = if let Self::HandOff(hand_off) = self {
+            (Some(&mut hand_off.copy), hand_off.origin.contents.as_mut())
+        } else if let Self::Backup { copy, .. }
+        | Self::NewerCopy { copy, .. }
+        | Self::RecoveryReply { copy: Some(copy), .. } = self
+        {
+            (Some(copy), None)
+        } else if let Self::Forward { check, .. } = self {
+            (None, RemoteCheck::consumed_mut(check))
+        } else {
+            (None, None)
         };
         copy.map(|copy| &mut copy.contents).into_iter().chain(other)
     }

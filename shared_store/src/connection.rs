@@ -143,26 +143,14 @@ async fn server(
     let infos = infos(settings, passwords)?;
     let first = infos.first().cloned().ok_or((ErrorKind::InvalidClientConfig, "no server is configured"))?;
     let StoreMode::Sentinel { service } = &settings.mode else { return Ok(first) };
-    let mut login = login();
-    if let Some(username) = &settings.sentinel_username {
-        login = login.set_username(username);
-    }
-    if let Some(password) = &passwords.sentinel {
-        login = login.set_password(password);
-    }
+    let login = login(settings.sentinel_username.as_ref(), passwords.sentinel.as_ref());
     let sentinels: Vec<_> = infos.into_iter().map(|info| info.set_redis_settings(login.clone())).collect();
     Ok(first.set_addr(master(&sentinels, service, tls, settings.timeout).await?))
 }
 
 /// The addresses of the servers with user and password.
 fn infos(settings: &SharedStoreSettings, passwords: &Passwords) -> RedisResult<Vec<ConnectionInfo>> {
-    let mut login = login();
-    if let Some(username) = &settings.username {
-        login = login.set_username(username);
-    }
-    if let Some(password) = &passwords.server {
-        login = login.set_password(password);
-    }
+    let login = login(settings.username.as_ref(), passwords.server.as_ref());
     let info = |url: &String| {
         let info = url.as_str().into_connection_info()?;
         let login = login.clone().set_db(info.redis_settings().db());
@@ -171,8 +159,15 @@ fn infos(settings: &SharedStoreSettings, passwords: &Passwords) -> RedisResult<V
     settings.urls.iter().map(info).collect()
 }
 
-fn login() -> RedisConnectionInfo {
-    RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2)
+fn login(username: Option<&String>, password: Option<&String>) -> RedisConnectionInfo {
+    let mut login = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP2);
+    if let Some(username) = username {
+        login = login.set_username(username);
+    }
+    if let Some(password) = password {
+        login = login.set_password(password);
+    }
+    login
 }
 
 /// What connects to a server with TLS, if the settings demand it.

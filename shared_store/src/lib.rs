@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::{
     sync::{SetOnce, watch},
     task::JoinSet,
@@ -19,10 +20,10 @@ use tokio::{
 use tollgate_counter::{lock::Lock, time::Clock};
 use tollgate_remote::{
     CounterCheck, CounterChecks, LocalShare, LocalShareBasis, Outcomes, OwnLimits, RemoteExtent,
-    RemoteOutcome, RemoteOutcomes, Submission, Submit,
+    RemoteOutcome, RemoteOutcomes, Submission, SubmissionMode, Submit,
 };
 use tollgate_rules::ActiveRules;
-use tollgate_store::{Check, OwnLimitPosition};
+use tollgate_store::{Check, OperationOutcome, OwnLimitPosition};
 
 mod batch;
 mod clocks;
@@ -185,18 +186,25 @@ impl Submit for SharedStore {
         if checks.is_empty() {
             return Some(Box::pin(async { RemoteOutcomes::new() }));
         }
-        let store = self.0.clone();
-        let is_one_step = store.settings.is_one_step(checks.iter().map(|check| check.key));
-        let part = BatchPart::new(checks.into(), mode, store.lanes.deadline(within), open);
-        match part.mode {
-            _ if is_one_step => Some(Box::pin(async move { store.apply(part).await })),
-            tollgate_remote::SubmissionMode::Each => {
-                Some(Box::pin(async move { store.apply_by_lane(part).await }))
-            }
-            tollgate_remote::SubmissionMode::Call(_)
-            | tollgate_remote::SubmissionMode::DryRun(_)
-            | tollgate_remote::SubmissionMode::Reserve(_) => None,
+        let lanes = self.0.lanes.clone();
+        let is_one_step = self.0.settings.is_one_step(checks.iter().map(|check| check.key));
+        if !is_one_step && !matches!(mode, SubmissionMode::Each) {
+            return None;
         }
+        let part = BatchPart::new(checks.into(), mode, lanes.deadline(within), open);
+        Some(Box::pin(async move {
+            let each: SmallVec<[Option<OperationOutcome>; 1]> = if is_one_step {
+                let undecided = SmallVec::from_elem(None, part.checks.len());
+                let outcomes = lanes.apply(part).await;
+                outcomes.map_or(undecided, |outcomes| outcomes.into_iter().map(Some).collect())
+            } else {
+                lanes.apply_by_lane(part).await
+            };
+            let outcome = |each: Option<OperationOutcome>| {
+                each.map_or_else(RemoteOutcome::unreachable, RemoteOutcome::from_counter)
+            };
+            each.into_iter().map(outcome).collect()
+        }))
     }
 
     fn send(&self, checks: CounterChecks) {
@@ -242,24 +250,5 @@ impl Submit for SharedStore {
 
     fn budget_max(&self) -> Duration {
         self.0.settings.timeout
-    }
-}
-
-impl StoreParts {
-    /// Applies operations in one step.
-    async fn apply(&self, part: BatchPart) -> RemoteOutcomes {
-        let checks = part.checks.len();
-        match self.lanes.apply(part).await {
-            Some(outcomes) => outcomes.into_iter().map(RemoteOutcome::from_counter).collect(),
-            None => (0..checks).map(|_| RemoteOutcome::unreachable()).collect(),
-        }
-    }
-
-    /// Applies operations, those of one lane in one step.
-    async fn apply_by_lane(&self, part: BatchPart) -> RemoteOutcomes {
-        let outcomes = self.lanes.apply_by_lane(part).await.into_iter();
-        outcomes
-            .map(|outcome| outcome.map_or_else(RemoteOutcome::unreachable, RemoteOutcome::from_counter))
-            .collect()
     }
 }

@@ -407,27 +407,27 @@ impl Slots {
                 if properties.frees_hits {
                     self.leases.revoke_refusals(*key, cx.out);
                 }
-                outcome
+                Some(outcome)
             }
             RemoteOperation::Absorb(consumed) => {
                 self.memory.add(self.of(*key), consumed.difference(&Default::default()), cx.wall);
-                OperationOutcome::new(self.memory.peek(*key, limit, cx.wall).peek, 0)
+                None
             }
             RemoteOperation::Settle(settlement) => {
                 self.leases.settle(*key, limit, settlement, cx);
-                OperationOutcome::new(self.memory.peek(*key, limit, cx.wall).peek, 0)
+                None
             }
             RemoteOperation::Divide(id, terms, report) => {
-                let id = *id;
-                let terms = *terms;
-                let report = *report;
-                let report = SubscriberReport { key: *key, limit: limit.clone(), id, terms, report };
+                let limit = limit.clone();
+                let report = SubscriberReport { key: *key, limit, id: *id, terms: *terms, report: *report };
                 if self.may_divide(self.of(*key), cx) {
                     self.assign(self.dividers.report(&report, cx.wall), cx);
                 }
-                OperationOutcome::new(self.memory.peek(*key, limit, cx.wall).peek, 0)
+                None
             }
         };
+        let peek = || OperationOutcome::new(self.memory.peek(*key, limit, cx.wall).peek, 0);
+        let outcome = outcome.unwrap_or_else(peek);
         let borrower = peer.filter(|_| *lease_hits > 0);
         let lease = borrower.and_then(|peer| self.leases.grant_lease(peer, check, &outcome, cx));
         Some(CheckReply::Decided { outcome, lease: lease.map(Box::new) })
