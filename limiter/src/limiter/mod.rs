@@ -102,6 +102,12 @@ impl Limiter {
         Self { limits: LimitSource { cache }, ..self }
     }
 
+    /// Whether it looks up limits of keys.
+    #[cfg(feature = "limits")]
+    pub fn looks_up_limits(&self) -> bool {
+        self.limits.cache.is_some()
+    }
+
     /// Sets the modes that apply to all rules.
     pub fn with_modes(self, modes: Modes) -> Self {
         Self { modes, ..self }
