@@ -175,7 +175,7 @@ CASES = {
         counter("tollgate_log_lines_dropped_total", 'reason="output"')[0],
         counter("tollgate_log_lines_dropped_total", 'reason="rate"')[0],
     ),
-    "TollgateClusterNotServing": gauge("tollgate_cluster_state", 0, 1, 'state="serving"'),
+    "TollgateClusterNotServing": gauge("tollgate_cluster_state", 1, 0, 'state="joining"'),
     "TollgateClusterMembersDiffer": (members(2), members(3)),
     "TollgateClusterRulesDiffer": gauge("tollgate_cluster_members_of_other_rules", 1, 0),
     "TollgateClusterIsolated": gauge("tollgate_cluster_isolated", 1, 0),

@@ -125,8 +125,8 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource) -> Vec<DoctorFinding>
         let warnings = rules.warnings().iter().map(ToString::to_string);
         findings.push(DoctorFinding::warning("rule_warnings", listed(warnings), source.warning_repair()));
     }
-    if rules.unknown_fields() > 0 {
-        let number = rules.unknown_fields();
+    if rules.unknown_fields > 0 {
+        let number = rules.unknown_fields;
         findings.push(DoctorFinding::warning(
             "unknown_fields",
             format!("the control plane sends fields that this version ignores, in {number} descriptors: their limits may not be those that it means"),
