@@ -214,7 +214,7 @@ async fn decide_headers(
         Ok(Some(message)) => message,
         Ok(None) => return StatusCode::OK.into_response(),
         Err(header) => {
-            calls.api.metrics().bad_header(&header);
+            calls.api.metrics().missing_headers.increase();
             calls.failed(CHECK_PATH, (Code::InvalidArgument, BAD_HEADER), &header.to_string(), &extensions);
             return (StatusCode::BAD_REQUEST, format!("{header}\n")).into_response();
         }
