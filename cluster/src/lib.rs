@@ -20,6 +20,7 @@ mod stats;
 mod strangers;
 mod submit;
 mod trust;
+mod tuning;
 mod wire;
 
 pub use link::{SeedFailures, SeedState};
@@ -27,7 +28,8 @@ pub use member::{Departure, MemberId};
 pub use message::MemberState;
 pub use node::{ClusterView, MemberDeparture, MemberView};
 pub use protocol::VERSION as PROTOCOL_VERSION;
-pub use replica::{Cluster, ClusterSettings, Tuning};
+pub use replica::{Cluster, ClusterSettings};
 pub use stats::ClusterStats;
 pub use strangers::LinkTrust;
 pub use trust::{Files, Trust, TrustError};
+pub use tuning::Tuning;

@@ -15,9 +15,8 @@ use crate::{
     Departure, MemberId,
     link::{
         LinkHandler, LinkSettings,
-        addresses::{Addresses, DIALS_MAX, DialResult},
+        addresses::{Addresses, DIALS_MAX, DialResult, SeedState},
         peer::{LocalProcess, PEERS_MAX, Peer},
-        seeds::SeedState,
         ticks::next_tick,
     },
     trust::Credentials,
