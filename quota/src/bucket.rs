@@ -8,7 +8,8 @@ use tollgate_counter::{
     descriptor::{Entry, Key},
     time::Timestamp,
 };
-use tollgate_rules::{Allowance, KeyedDomain, OnOwnerUnavailable};
+use tollgate_limiter::limiter::ActiveView;
+use tollgate_rules::{Allowance, KeyedDomain, Match, OnOwnerUnavailable};
 use tollgate_store::divider::{ASSIGNMENT_TTL, Assignment, UNCERTAIN, is_divisible};
 use tollgate_wire::protobuf::{begin, nested};
 
@@ -51,8 +52,7 @@ pub(super) enum BucketTerms {
 pub(super) struct QuotaBucket {
     pub(super) id: BucketId,
     pub(super) terms: BucketTerms,
-    /// The version of the rules that have these terms.
-    pub(super) rules_version: u64,
+    rules_version: Option<u64>,
     /// Requests that passed under these terms, as reported.
     pub(super) allowed: u64,
     pub(super) idle_reports: u32,
@@ -66,21 +66,41 @@ pub(super) struct QuotaBucket {
 
 /// The rules by which buckets are looked up.
 pub(super) struct ActiveTerms<'v> {
+    pub(super) view: &'v ActiveView<'v>,
     pub(super) domain: Option<KeyedDomain<'v>>,
     pub(super) version: u64,
+    /// Whether requests pass that are over their limits.
     pub(super) passes_all: bool,
+}
+
+/// The terms of a bucket as they are now.
+pub(super) struct CurrentTerms {
+    pub(super) terms: BucketTerms,
+    /// The version of the rules that have these terms; `None` if a store may name another limit with any report.
+    rules_version: Option<u64>,
 }
 
 impl ActiveTerms<'_> {
     /// The terms of the bucket with these pairs. `None` if it is invalid.
-    pub(super) fn of(&self, pairs: &[IdPair<'_>]) -> Option<BucketTerms> {
-        Some(BucketTerms::for_descriptor(self.domain, &entries(pairs)?, self.passes_all))
+    pub(super) fn of(&self, pairs: &[IdPair<'_>]) -> Option<CurrentTerms> {
+        let entries = entries(pairs)?;
+        let found = self.domain.and_then(|domain| Some((domain, domain.find(&entries)?)));
+        let Some((domain, matched)) = found else { return Some(self.current(BucketTerms::Allow)) };
+        let limit = self.view.stored_limit(domain, &matched, &entries);
+        let terms = BucketTerms::new(&matched, limit.as_ref(), &entries, self.passes_all);
+        let own = matched.rule.options().own.as_ref();
+        let rules_version = own.is_none_or(|own| !own.is_from_source()).then_some(self.version);
+        Some(CurrentTerms { rules_version, ..self.current(terms) })
+    }
+
+    fn current(&self, terms: BucketTerms) -> CurrentTerms {
+        CurrentTerms { terms, rules_version: Some(self.version) }
     }
 }
 
 impl QuotaBucket {
     /// A bucket that has reported nothing.
-    pub(super) fn new(id: BucketId, terms: BucketTerms, rules_version: u64) -> Self {
+    pub(super) fn new(id: BucketId, CurrentTerms { terms, rules_version }: CurrentTerms) -> Self {
         let allowed = 0;
         let idle_reports = 0;
         let may_be_abandoned = false;
@@ -91,7 +111,13 @@ impl QuotaBucket {
 
     /// Resets the bucket to its beginning, under its new terms. The count of idle reports stays.
     pub(super) fn anew(self) -> Self {
-        Self { idle_reports: self.idle_reports, ..Self::new(self.id, self.terms, self.rules_version) }
+        let current = CurrentTerms { terms: self.terms, rules_version: self.rules_version };
+        Self { idle_reports: self.idle_reports, ..Self::new(self.id, current) }
+    }
+
+    /// Whether its terms are those of the rules of this version.
+    pub(super) fn is_of_rules(&self, version: u64) -> bool {
+        self.rules_version == Some(version)
     }
 
     /// The memory of a bucket with an id of this size while its stream has it, without its division.
@@ -99,8 +125,11 @@ impl QuotaBucket {
         BUCKET_BYTES + id
     }
 
-    /// Sets the terms of these rules, and returns those before if they differ.
-    pub(super) fn set_terms(&mut self, terms: BucketTerms, rules_version: u64) -> Option<BucketTerms> {
+    /// Sets the current terms, and returns those before if they differ.
+    pub(super) fn set_terms(
+        &mut self,
+        CurrentTerms { terms, rules_version }: CurrentTerms,
+    ) -> Option<BucketTerms> {
         self.rules_version = rules_version;
         (self.terms != terms).then(|| mem::replace(&mut self.terms, terms))
     }
@@ -120,7 +149,6 @@ impl QuotaBucket {
             }
             QuotaAction::Assign(Assignment::Share(_) | Assignment::Deny)
             | QuotaAction::Allow(_)
-            | QuotaAction::Deny
             | QuotaAction::Abandon => None,
         };
         // A slice is charged by reports, which an abandoned bucket does not send.
@@ -161,16 +189,15 @@ pub(super) fn encoded(pairs: &[IdPair<'_>], out: &mut Vec<u8>) {
 }
 
 impl BucketTerms {
-    /// The terms of a descriptor. `passes_all`: whether requests pass that are over their limits.
-    pub(super) fn for_descriptor(
-        domain: Option<KeyedDomain<'_>>,
-        entries: &[Entry<'_>],
-        passes_all: bool,
-    ) -> Self {
-        let Some(matched) = domain.and_then(|domain| domain.find(entries)) else { return Self::Allow };
+    /// The terms of a descriptor, by the limit of its rule or one that is `stored` for its key. `passes_all`: whether
+    /// requests pass that are over their limits.
+    fn new(matched: &Match<'_>, stored: Option<&Limit>, entries: &[Entry<'_>], passes_all: bool) -> Self {
         let rule = matched.rule;
         let Allowance::Limited(limit) = &rule.allowance else { return Self::Allow };
-        let key = || matched.key(entries, limit);
+        let is_of_kind = stored.is_none_or(|stored| stored.kind() == limit.kind());
+        let limit = stored.unwrap_or(limit);
+        let key =
+            || if is_of_kind { matched.key(entries, limit) } else { matched.key_of_kind(entries, limit) };
         if rule.shadow_mode || passes_all {
             return if is_divisible(limit) { Self::Count(key(), limit.clone()) } else { Self::Allow };
         }
@@ -194,8 +221,6 @@ pub(super) enum QuotaAction {
     Assign(Assignment),
     /// Let everything through for this time.
     Allow(Duration),
-    /// Let nothing through.
-    Deny,
     /// Forget the bucket.
     Abandon,
 }

@@ -47,7 +47,7 @@ impl Response {
     pub(super) fn add(&mut self, id: &[u8], action: QuotaAction) {
         match action {
             QuotaAction::Allow(time) => self.assign(id, time, |out| blanket(out, Blanket::AllowAll)),
-            QuotaAction::Deny | QuotaAction::Assign(Assignment::Deny) => self.deny(id),
+            QuotaAction::Assign(Assignment::Deny) => self.deny(id),
             QuotaAction::Assign(Assignment::Share(HitRate { per_second, burst })) => {
                 self.assign(id, ASSIGNMENT_TTL, |out| token_bucket(out, burst, per_second, FILL_SECONDS));
             }

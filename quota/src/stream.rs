@@ -15,13 +15,13 @@ use tollgate_counter::{
     time::Timestamp,
 };
 use tollgate_limiter::limiter::ActiveView;
-use tollgate_store::divider::{DividerReport, SubscriberId, SubscriberReport, SubscriberUsage};
+use tollgate_store::divider::{Assignment, DividerReport, SubscriberId, SubscriberReport, SubscriberUsage};
 use tonic::Status;
 
 use crate::{
     QuotaService,
     bucket::{
-        ActiveTerms, BucketId, BucketTerms, DIVISION_BYTES, PART_MAX, QuotaAction, QuotaBucket,
+        ActiveTerms, BucketId, BucketTerms, CurrentTerms, DIVISION_BYTES, PART_MAX, QuotaAction, QuotaBucket,
         UNLIMITED_TTL, encoded, entries, is_assignable,
     },
     decode::{self, BucketReports, IdPair},
@@ -128,6 +128,7 @@ impl QuotaStream {
         version: u64,
     ) -> ActiveTerms<'v> {
         ActiveTerms {
+            view,
             domain: self.domain.as_ref().and_then(|domain| view.rules().domain(domain)),
             version,
             passes_all: service.limiter.modes().shadow_mode,
@@ -177,8 +178,8 @@ impl QuotaStream {
         let number = match known {
             Some(number) => self.look_up(number, active, &report.pairs),
             None => {
-                let Some(terms) = active.of(&report.pairs) else { return stats.invalid.increase() };
-                let inserted = if is_assignable { self.insert(active, terms) } else { Err(terms) };
+                let Some(current) = active.of(&report.pairs) else { return stats.invalid.increase() };
+                let inserted = if is_assignable { self.insert(current) } else { Err(current.terms) };
                 match inserted {
                     Ok(number) => number,
                     Err(terms) => return self.charge(&terms, &report.pairs, report.usage),
@@ -198,12 +199,12 @@ impl QuotaStream {
 
     /// The number of a known bucket under the active rules.
     fn look_up(&mut self, number: u32, active: &ActiveTerms<'_>, pairs: &[IdPair<'_>]) -> u32 {
-        let is_current = |bucket: &QuotaBucket| bucket.rules_version == active.version;
+        let is_current = |bucket: &QuotaBucket| bucket.is_of_rules(active.version);
         if self.buckets.get(&number).is_none_or(is_current) {
             return number;
         }
-        let Some(terms) = active.of(pairs) else { return number };
-        self.change_terms(number, terms, active.version)
+        let Some(current) = active.of(pairs) else { return number };
+        self.change_terms(number, current)
     }
 
     /// Counts the requests for the counter of `key` at the client.
@@ -226,15 +227,15 @@ impl QuotaStream {
     }
 
     /// The number of a new bucket with the id that is read. Returns the terms if there are too many buckets.
-    fn insert(&mut self, active: &ActiveTerms<'_>, terms: BucketTerms) -> Result<u32, BucketTerms> {
+    fn insert(&mut self, current: CurrentTerms) -> Result<u32, BucketTerms> {
         let QuotaService { memory, stats, .. } = &*self.service;
         let bytes = QuotaBucket::bytes(self.id.len()) + DIVISION_BYTES;
         if !memory.take(self.owner.caller, bytes, self.service.now()) {
             stats.too_many.increase();
-            return Err(terms);
+            return Err(current.terms);
         }
         stats.buckets.fetch_add(1, Ordering::Relaxed);
-        Ok(self.number(QuotaBucket::new(BucketId::from(&*self.id), terms, active.version)))
+        Ok(self.number(QuotaBucket::new(BucketId::from(&*self.id), current)))
     }
 
     fn number(&mut self, bucket: QuotaBucket) -> u32 {
@@ -262,7 +263,7 @@ impl QuotaStream {
             BucketTerms::Count(..) | BucketTerms::Allow | BucketTerms::Deny => None,
         };
         let action = match &bucket.terms {
-            BucketTerms::Deny => Some(QuotaAction::Deny),
+            BucketTerms::Deny => Some(QuotaAction::Assign(Assignment::Deny)),
             BucketTerms::Allow | BucketTerms::Count(..) => {
                 is_due.then_some(QuotaAction::Allow(UNLIMITED_TTL))
             }
@@ -289,9 +290,9 @@ impl QuotaStream {
     }
 
     /// Sets the terms of a bucket, and returns its number. Under another limit it begins anew.
-    fn change_terms(&mut self, number: u32, terms: BucketTerms, version: u64) -> u32 {
+    fn change_terms(&mut self, number: u32, current: CurrentTerms) -> u32 {
         let Some(bucket) = self.buckets.get_mut(&number) else { return number };
-        let Some(before) = bucket.set_terms(terms, version) else { return number };
+        let Some(before) = bucket.set_terms(current) else { return number };
         match (before, &bucket.terms) {
             (BucketTerms::Divide(before, ..), BucketTerms::Divide(key, limit, part)) if before == *key => {
                 let limit = limit.clone();
@@ -331,17 +332,17 @@ impl QuotaStream {
     }
 
     fn apply_rules_to(&mut self, number: u32, id: &[u8], active: &ActiveTerms<'_>) {
-        let Some(bucket) = self.buckets.get(&number).filter(|bucket| bucket.rules_version != active.version)
+        let Some(bucket) = self.buckets.get(&number).filter(|bucket| !bucket.is_of_rules(active.version))
         else {
             return;
         };
-        let Some(terms) = active.of(&decode::pairs_of_id(id)) else { return };
-        let needs_report = match (&bucket.terms, &terms) {
+        let Some(current) = active.of(&decode::pairs_of_id(id)) else { return };
+        let needs_report = match (&bucket.terms, &current.terms) {
             (before, after) if before == after => false,
             (BucketTerms::Divide(before, ..), BucketTerms::Divide(key, ..)) => before != key,
             (_, _) => true,
         };
-        let number = self.change_terms(number, terms, active.version);
+        let number = self.change_terms(number, current);
         if needs_report {
             self.update(number, DividerReport::Usage(SubscriberUsage::default()));
         }

@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use futures_util::task::noop_waker;
+use futures_util::{FutureExt, task::noop_waker};
 use prost::Message;
 use tollgate_counter::{
     resilience::CallerOrigin,
     time::{Clock, SECOND, Timestamp},
 };
-use tollgate_limiter::limiter::Limiter;
+use tollgate_limiter::limiter::{LimitCache, LimitCacheSettings, Limiter, LookupAnswer};
 use tollgate_rules::{ActiveRules, Rules};
 use tollgate_store::{Memory, OnFull, divider::Dividers};
 
@@ -48,6 +48,8 @@ descriptors:
     value: '*'
     share_threshold: true
     rate_limit: {unit: second, requests_per_unit: 100, quotas: [{key: zone, value: far, weight: 4, floor: 70}]}
+  - key: plan
+    rate_limit: {unit: second, requests_per_unit: 100, algorithm: token_bucket, burst: 20, own: {from: source}}
   - key: a
     descriptors: [{key: b, value: x, rate_limit: {unit: minute, requests_per_unit: 0}}]
 ";
@@ -55,10 +57,18 @@ descriptors:
 const SETTINGS: QuotaSettings =
     QuotaSettings { enabled: true, memory: 1 << 20, max_pairs: 4, max_id_bytes: 100 };
 
+const LOOK_UPS: LimitCacheSettings = LimitCacheSettings {
+    entries: 100,
+    ttl: Duration::from_secs(4),
+    absent_ttl: Duration::from_secs(4),
+    wait: Duration::from_millis(5),
+};
+
 struct World {
     service: Arc<QuotaService>,
     memory: Arc<Memory>,
     active_rules: Arc<ActiveRules>,
+    limits: Arc<LimitCache>,
     clock: Clock,
 }
 
@@ -80,10 +90,12 @@ impl World {
         let clock = Clock::manual(START);
         let active_rules = Arc::new(ActiveRules::default());
         let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
+        let limits = Arc::new(LimitCache::new(LOOK_UPS, START));
         let limiter = Limiter::new(active_rules.clone(), memory.clone(), clock.clone());
+        let limiter = limiter.with_limits(Some(limits.clone()));
         let dividers = Arc::new(Dividers::new(memory.clone()));
         let service = Arc::new(QuotaService::new(limiter, dividers, clock.clone(), settings));
-        let world = Self { service, memory, active_rules, clock };
+        let world = Self { service, memory, active_rules, limits, clock };
         world.load(RULES);
         // After it has learnt.
         world.advance(60);
@@ -100,6 +112,16 @@ impl World {
 
     fn load(&self, rules: &str) {
         self.active_rules.replace(Rules::parse("rules.yaml", rules).unwrap(), self.clock.now());
+    }
+
+    /// Answers the look-up of a limit, if there is one.
+    fn name_limit(&self, json: Option<&str>) {
+        let value = |json: &str| LookupAnswer::Value { json: json.into(), etag: None };
+        let answer = json.map_or(LookupAnswer::Absent, value);
+        for lookup in self.limits.next_lookups(10).now_or_never().unwrap_or_default() {
+            assert_eq!((&*lookup.domain, &*lookup.descriptor), ("shop", "plan=gold"));
+            self.limits.answer(lookup, answer.clone(), self.clock.now()).unwrap();
+        }
     }
 
     fn advance(&self, seconds: u64) {
@@ -316,6 +338,26 @@ fn new_rules_reach_buckets_at_once() {
     let told: BTreeMap<_, _> = told(&mut stream).into_iter().collect();
     assert_eq!(told["free=a"], Told::Deny);
     assert!(matches!(told["rate=a"], Told::Bucket { fill: ..=20, .. }), "{told:?}");
+}
+
+#[test]
+fn limit_that_a_store_names_is_divided_from_the_next_report_on() {
+    let world = World::new();
+    let mut stream = world.open().unwrap();
+    let mut report = |named: Option<&str>| {
+        stream.receive(&reports(vec![usage(&[("plan", "gold")], 40, 1)])).unwrap();
+        let told = told(&mut stream);
+        world.name_limit(named);
+        world.advance(5);
+        told.into_iter().map(|(_, told)| told).next_back().unwrap()
+    };
+    let fill = |told: &Told| if let Told::Bucket { fill, .. } = told { *fill } else { 0 };
+    // Not known yet: half of the limit of the rule.
+    assert_eq!(fill(&report(Some(r#"{"requests_per_unit": 10, "burst": 5}"#))), 50);
+    assert!((1..=10).contains(&fill(&report(Some(r#"{"requests_per_unit": 0}"#)))));
+    assert_eq!(report(None), Told::Deny);
+    // Its part of the burst may have to come back first.
+    assert!((0..4).any(|_| fill(&report(None)) > 10));
 }
 
 #[test]

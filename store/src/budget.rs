@@ -150,6 +150,11 @@ impl MemoryReservation {
         }
         self.bytes = bytes;
     }
+
+    /// The number of bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl Clone for MemoryReservation {

@@ -42,6 +42,11 @@ pub(crate) struct SlotGrants {
 }
 
 impl SlotGrants {
+    /// The memory of the grants, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.leases.capacity() * size_of::<LeaseGrant>() + self.divisions.bytes()
+    }
+
     /// Adds `other`, which are grants of the slot of `self`.
     pub(crate) fn extend(&mut self, other: Self) {
         self.leases.extend(other.leases);

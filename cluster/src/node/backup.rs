@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tollgate_counter::time::Timestamp;
-use tollgate_store::{Memory, Slot};
+use tollgate_store::{Memory, MemoryReservation, Slot};
 
 use crate::{
     MemberId,
@@ -30,6 +30,8 @@ pub(super) struct Backups {
 #[derive(Clone, Debug, Default)]
 struct SlotBackup {
     stored: Option<VersionedSlot>,
+    /// The memory of the grants of the stored copy. Its counters have their own.
+    grants: MemoryReservation,
     /// The last update of the stored copy.
     stored_at: Timestamp,
     /// When the last backup was refused; `None` if it was stored.
@@ -65,12 +67,13 @@ impl Backups {
     /// Stores a copy that was decoded, unless a newer one is stored. Without memory for it, it is refused.
     pub(super) fn store_arrived(&mut self, slot: Slot, copy: VersionedSlot, cx: &mut Context<'_>) -> bool {
         let contents = Arc::unwrap_or_clone(copy.contents);
-        let older = self.stored(slot).map(|stored| &*stored.contents);
-        let contents = match older {
-            Some(older) => self.memory.within_limit_in_place_of(older, contents),
+        let older = &self.slots[slot.index()];
+        let contents = match &older.stored {
+            Some(stored) => self.memory.within_limit_in_place_of(&stored.contents, contents),
             None => self.memory.within_limit(contents),
         };
-        let Some(contents) = contents else {
+        let has_room = self.memory.has_room_in_place_of(&older.grants, copy.grants.bytes());
+        let Some(contents) = contents.filter(|_| has_room) else {
             cx.out.stats.backups_refused += 1;
             return false;
         };
@@ -81,8 +84,10 @@ impl Backups {
     /// Stores `copy` unless a newer one is stored.
     pub(super) fn store_newer(&mut self, slot: Slot, copy: VersionedSlot, now: Timestamp) {
         if self.stored(slot).is_none_or(|stored| stored.version < copy.version) {
-            let backup = &mut self.slots[slot.index()];
-            (backup.stored, backup.stored_at) = (Some(copy), now);
+            let mut grants = self.memory.reservation();
+            grants.set(copy.grants.bytes());
+            let refused_at = self.slots[slot.index()].refused_at;
+            self.slots[slot.index()] = SlotBackup { stored: Some(copy), grants, stored_at: now, refused_at };
         }
     }
 
@@ -123,12 +128,14 @@ impl Backups {
         cx: &mut Context<'_>,
     ) -> BackupOutcome {
         let base = Version { epoch: copy.version.epoch, seq: after };
-        let SlotBackup { stored, stored_at, refused_at } = &mut self.slots[slot.index()];
+        let SlotBackup { stored, grants, stored_at, refused_at } = &mut self.slots[slot.index()];
         if let Some(stored) = stored.as_mut().filter(|stored| stored.version == base)
             && self.memory.can_merge(&stored.contents, &copy.contents)
+            && self.memory.has_room_in_place_of(grants, copy.grants.bytes())
         {
             Arc::make_mut(&mut stored.contents).merge(Arc::unwrap_or_clone(copy.contents));
             stored.version = copy.version;
+            grants.set(copy.grants.bytes());
             stored.grants = copy.grants;
             *stored_at = cx.now;
             return BackupOutcome::Stored;
@@ -162,7 +169,7 @@ impl Backups {
                 cx.members.placement.backup_owner(slot, owner.member) == Some(cx.members.local_id());
             let is_safe = cx.members.is_reachable(owner.member, cx.now) && copy.version.epoch < owner.epoch;
             if !is_here && is_safe && cx.now.since(backup.stored_at) > COPY_RETENTION {
-                backup.stored = None;
+                *backup = SlotBackup { refused_at: backup.refused_at, ..SlotBackup::default() };
             }
         }
         true
@@ -175,8 +182,8 @@ impl Backups {
             if !is_needed(&self.memory) {
                 break;
             }
-            if slot.stored.take().is_some() {
-                slot.refused_at = Some(now);
+            if slot.stored.is_some() {
+                *slot = SlotBackup { refused_at: Some(now), ..SlotBackup::default() };
                 dropped += 1;
             }
         }
@@ -186,5 +193,61 @@ impl Backups {
     /// Discards all copies.
     pub(super) fn discard(&mut self) {
         self.slots.fill(SlotBackup::default());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tollgate_counter::{
+        algorithm::{Excess, FixedWindow, Limit, QuotaTerms, Window},
+        descriptor::Key,
+        time::SECOND,
+    };
+    use tollgate_store::{
+        OnFull,
+        divider::{DividerReport, Dividers, SubscriberId, SubscriberReport, SubscriberUsage},
+    };
+
+    use super::*;
+    use crate::message::SlotGrants;
+
+    const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
+
+    /// How a limit is divided over so many buckets.
+    fn divided_over(buckets: u32) -> VersionedSlot {
+        let dividers = Dividers::new(Arc::new(Memory::new(1 << 24, OnFull::Deny)));
+        let limit = Limit::FixedWindow(FixedWindow {
+            limit: 10_000,
+            window: Window::from_nanos(60 * SECOND).unwrap(),
+            excess: Excess::Refuse,
+        });
+        let key = Key::from_halves(0, 1);
+        for bucket in 0..buckets {
+            let id = SubscriberId { replica: 1, stream: 1, bucket };
+            let report = DividerReport::Usage(SubscriberUsage { denied: 1, ..SubscriberUsage::default() });
+            let terms = QuotaTerms::default();
+            dividers.report(&SubscriberReport { key, limit: limit.clone(), id, terms, report }, NOW);
+        }
+        let divisions = dividers.divisions_of(Slot(0), NOW);
+        VersionedSlot {
+            version: Version { seq: buckets.into(), ..Version::default() },
+            grants: SlotGrants { divisions, ..SlotGrants::default() },
+            ..VersionedSlot::default()
+        }
+    }
+
+    #[test]
+    fn divisions_of_copies_count_in_the_memory_limit() {
+        let memory = Arc::new(Memory::new(1 << 20, OnFull::Deny).shared());
+        let mut backups = Backups::new(memory.clone(), NOW);
+        backups.store_newer(Slot(0), divided_over(1_000), NOW);
+        let counted = memory.stats().backup_bytes;
+        assert!(1_000 * 100 < counted && counted < 1_000 * 500, "{counted}");
+        backups.store_newer(Slot(0), divided_over(2_000), NOW);
+        assert!(2 * counted <= memory.stats().backup_bytes);
+        // A copy with more is refused.
+        assert!(!memory.has_room_in_place_of(&memory.reservation(), 800_000));
+        backups.begin_ownership(Slot(0));
+        assert_eq!(memory.stats().backup_bytes, 0);
     }
 }

@@ -9,14 +9,19 @@ use tollgate_rules::KeyedDomain;
 #[cfg(feature = "limits")]
 use {
     smallvec::SmallVec,
-    tollgate_rules::{Match, OwnBounds},
+    tokio::sync::watch,
+    tollgate_counter::{
+        algorithm::Limit,
+        descriptor::{Entry, Key},
+    },
+    tollgate_rules::Match,
 };
 
 use crate::limiter::{Request, check_set::AppliedLimit};
 #[cfg(feature = "limits")]
 use crate::limiter::{
     check_set::KeyLimitOrigin,
-    limit_cache::{KeyLimit, LimitCache, PendingLimit},
+    limit_cache::{KeyLimit, LimitCache},
 };
 
 /// Where the limits of keys are looked up, if anywhere.
@@ -30,7 +35,7 @@ pub(super) struct LimitSource {
 #[derive(Debug, Default)]
 pub(super) struct PendingLimits {
     #[cfg(feature = "limits")]
-    each: SmallVec<[PendingLimit; 1]>,
+    each: SmallVec<[watch::Receiver<()>; 1]>,
     wait: Duration,
 }
 
@@ -49,11 +54,9 @@ impl LimitSource {
         let mut pending = PendingLimits::default();
         let Some(cache) = &self.cache else { return pending };
         for (applied, descriptor) in applied.iter_mut().zip(&request.descriptors) {
-            let Some((matched, own)) = looked_up(applied) else { continue };
-            let Some(limit) = matched.rule.limit() else { continue };
-            let key = matched.key(descriptor.entries, limit);
-            let name = || (domain.name.clone(), matched.counter_text(descriptor.entries));
-            match cache.find(key, own, now, name) {
+            let AppliedLimit::Rule(matched, ..) = applied else { continue };
+            let Some((key, found)) = find(cache, domain, matched, descriptor.entries, now) else { continue };
+            match found {
                 KeyLimit::Stored(known) => applied.store(key, &known.terms, descriptor.entries, request),
                 KeyLimit::Absent => applied.keep(key, KeyLimitOrigin::Rule),
                 KeyLimit::Unknown => applied.keep(key, KeyLimitOrigin::Unknown),
@@ -65,6 +68,21 @@ impl LimitSource {
             }
         }
         pending
+    }
+
+    /// The limit that the store names for the counter of these entries, as far as it is known.
+    #[cfg(feature = "limits")]
+    pub(super) fn stored(
+        &self,
+        domain: KeyedDomain<'_>,
+        matched: &Match<'_>,
+        entries: &[Entry<'_>],
+        now: Timestamp,
+    ) -> Option<Limit> {
+        match find(self.cache.as_ref()?, domain, matched, entries, now)? {
+            (_, KeyLimit::Stored(known)) => Some(known.terms.limit.clone()),
+            (_, KeyLimit::Absent | KeyLimit::Unknown | KeyLimit::Pending(_)) => None,
+        }
     }
 
     /// Nothing is looked up without the feature `limits`.
@@ -80,13 +98,20 @@ impl LimitSource {
     }
 }
 
-/// The rule of a limit that is looked up, and what its keys may have.
+/// What is known of the limit of a counter whose rule looks up limits, and the key of the counter.
 #[cfg(feature = "limits")]
 #[inline]
-fn looked_up<'s>(applied: &AppliedLimit<'s>) -> Option<(Match<'s>, &'s Arc<OwnBounds>)> {
-    let AppliedLimit::Rule(matched, ..) = applied else { return None };
-    let own = matched.rule.options().own.as_ref()?;
-    own.is_from_source().then_some((*matched, own))
+fn find(
+    cache: &LimitCache,
+    domain: KeyedDomain<'_>,
+    matched: &Match<'_>,
+    entries: &[Entry<'_>],
+    now: Timestamp,
+) -> Option<(Key, KeyLimit)> {
+    let own = matched.rule.options().own.as_ref().filter(|own| own.is_from_source())?;
+    let key = matched.key(entries, matched.rule.limit()?);
+    let name = || (domain.name.clone(), matched.counter_text(entries));
+    Some((key, cache.find(key, own, now, name)))
 }
 
 impl PendingLimits {
@@ -103,8 +128,9 @@ impl PendingLimits {
         }
         let wait = timeout.map_or(self.wait, |timeout| self.wait.min(timeout / 2));
         let all = async {
-            for each in self.each {
-                each.ended().await;
+            for mut each in self.each {
+                // An error: the sender is gone, because the look-up has ended.
+                let _ = each.changed().await;
             }
         };
         // What is not known in time is decided by its rule.

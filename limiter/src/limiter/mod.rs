@@ -14,6 +14,11 @@ use tollgate_counter::{
 use tollgate_remote::{Remote, RemoteExtent};
 use tollgate_rules::{ActiveRules, KeyedDomain, KeyedRules};
 use tollgate_store::{Decisions, Memory, SingleDecision};
+#[cfg(feature = "limits")]
+use {
+    tollgate_counter::{algorithm::Limit, descriptor::Entry},
+    tollgate_rules::Match,
+};
 
 mod answer;
 mod bounds;
@@ -100,6 +105,12 @@ impl Limiter {
     #[cfg(feature = "limits")]
     pub fn with_limits(self, cache: Option<Arc<LimitCache>>) -> Self {
         Self { limits: LimitSource { cache }, ..self }
+    }
+
+    /// Whether it looks up limits of keys.
+    #[cfg(feature = "limits")]
+    pub fn looks_up_limits(&self) -> bool {
+        self.limits.cache.is_some()
     }
 
     /// Sets the modes that apply to all rules.
@@ -198,6 +209,18 @@ impl ActiveView<'_> {
         self.limiter.since(&self.reading)
     }
 
+    /// The limit that the store names for the counter of these entries, in place of that of their rule. `None` if it
+    /// names none, or is still asked: then a later call has it.
+    #[cfg(feature = "limits")]
+    pub fn stored_limit(
+        &self,
+        domain: KeyedDomain<'_>,
+        matched: &Match<'_>,
+        entries: &[Entry<'_>],
+    ) -> Option<Limit> {
+        self.limiter.limits.stored(domain, matched, entries, self.now())
+    }
+
     /// Whether this replica may decide `request` if it has all counters.
     #[inline]
     fn is_tried_here(&self, request: &Request<'_>) -> bool {
@@ -255,7 +278,8 @@ impl ActiveView<'_> {
         let Ok(decided) = self.limiter.memory.apply_single(&check, self.now()) else {
             self.require_elsewhere()?;
             let set = CheckSet::single(check);
-            return Ok(Some(AnswerOrPlan::Plan(self.plan(request, slice::from_ref(&applied), &set, None))));
+            let plan = Plan::new(self, request, slice::from_ref(&applied), &set, None);
+            return Ok(Some(AnswerOrPlan::Plan(plan)));
         };
         let SingleDecision { decision, charged, own } = decided;
         let status = Status::from_applied(&applied).with_own(own);
@@ -293,7 +317,7 @@ impl ActiveView<'_> {
         let mut applied = applied_limits(domain, request);
         let pending = self.limiter.limits.apply(domain, request, self.now(), &mut applied);
         if !pending.is_empty() {
-            return Ok(AnswerOrPlan::Plan(self.plan_after(pending, request, None)));
+            return Ok(AnswerOrPlan::Plan(Plan::after(pending, self, request, None)));
         }
         let set = CheckSet::new(domain, request, &applied);
         if self.is_tried_here(request) {
@@ -306,7 +330,7 @@ impl ActiveView<'_> {
             }
             self.require_elsewhere()?;
         }
-        Ok(AnswerOrPlan::Plan(self.plan(request, &applied, &set, None)))
+        Ok(AnswerOrPlan::Plan(Plan::new(self, request, &applied, &set, None)))
     }
 
     #[inline]

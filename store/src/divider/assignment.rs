@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tollgate_counter::{algorithm::HitRate, time::Timestamp};
+use tollgate_counter::{
+    algorithm::HitRate,
+    time::{SECOND, Timestamp},
+};
 
 use crate::{SubscriberId, Turn};
 
@@ -11,6 +14,8 @@ use crate::{SubscriberId, Turn};
 pub const ASSIGNMENT_TTL: Duration = Duration::from_secs(15);
 /// An assignment that ends within this time may have ended at the client.
 pub const UNCERTAIN: Duration = Duration::from_secs(2);
+/// A client reports so often. If its last report is longer ago, one was lost, and what it has used is not known.
+pub(super) const REPORT_EVERY: Duration = Duration::from_secs(5);
 /// An assignment counts as in force for this much longer than its time, because its time begins when it arrives.
 pub(super) const DELIVERY_MAX: Duration = Duration::from_secs(1);
 /// The factor by which a share may exceed the demand, so that a demand that grows is seen.
@@ -95,6 +100,12 @@ pub struct DivisionOutcome {
 /// Moves instants of another process, at which it was `from`, to a clock that shows `to`.
 pub(super) fn moved(instant: Timestamp, from: Timestamp, to: Timestamp) -> Timestamp {
     if from <= instant { to.after(instant.since(from)) } else { to.before(from.since(instant)) }
+}
+
+/// The hits that so many a second are in this time, rounded down.
+pub(super) fn brought(per_second: u64, time: Duration) -> u64 {
+    let hits = u128::from(per_second) * time.as_nanos() / u128::from(SECOND);
+    u64::try_from(hits).unwrap_or(u64::MAX)
 }
 
 /// The instant at which an assignment of `now` is no longer in force.

@@ -144,6 +144,14 @@ impl Divider {
         }
     }
 
+    /// The memory of the subscribers, in bytes.
+    pub(super) fn heap_bytes(&self) -> usize {
+        match &self.way {
+            Way::Shares(shares) => shares.roster().bytes(),
+            Way::Slices(slices) => slices.roster().bytes(),
+        }
+    }
+
     /// Whether there is a place for a subscriber, in the share of its caller.
     pub fn has_room_for(&self, id: SubscriberId) -> bool {
         match &self.way {

@@ -12,7 +12,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{
-    algorithm::{Granted, Limit, QuotaTerms},
+    algorithm::{Granted, HitRate, Limit, QuotaTerms},
     descriptor::Key,
     each_apart,
     lock::Lock,
@@ -23,8 +23,8 @@ use tollgate_counter::{
 use crate::{
     CounterView, Memory, Slot, Turn,
     divider::{
-        Assignment, Divider, DividerReport, DivisionOutcome, SubscriberId, Subscribers,
-        assignment::{end_of_assignment, moved},
+        ASSIGNMENT_TTL, Assignment, Divider, DividerReport, DivisionOutcome, SubscriberId, Subscribers,
+        assignment::{DELIVERY_MAX, brought, end_of_assignment, moved},
     },
 };
 
@@ -111,6 +111,12 @@ impl SlotDivisions {
     #[cfg(test)]
     pub(super) fn subscribers(&self) -> usize {
         self.each.iter().map(|(_, divider)| divider.len()).sum()
+    }
+
+    /// The memory of the divisions, in bytes.
+    pub fn bytes(&self) -> usize {
+        let heap: usize = self.each.iter().map(|(_, divider)| divider.heap_bytes()).sum();
+        self.each.capacity() * size_of::<(Key, Divider)>() + heap
     }
 
     /// What is granted of each limit.
@@ -320,7 +326,10 @@ impl Dividers {
             divisions.move_to(now);
         }
         for (key, limit, granted) in divisions.granted() {
-            self.memory.grants().restore(key, limit, granted, divisions.at);
+            if !self.memory.grants().restore(key, limit, granted, divisions.at) {
+                let unpaid = unpaid_hits(limit, granted.rate, now.since(divisions.at));
+                self.memory.grants().charge(key, limit, unpaid, now);
+            }
         }
         divisions.at = now;
         for (_, divider) in &mut divisions.each {
@@ -397,6 +406,15 @@ impl Dividers {
     fn shard(&self, slot: Slot) -> MutexGuard<'_, DividerShard> {
         self.shards[slot.index() % SHARDS].lock()
     }
+}
+
+/// What a counter may lack of its burst, if it would be full after this time without the rate that was granted. Then it is
+/// not in a snapshot.
+fn unpaid_hits(limit: &Limit, granted: HitRate, time: Duration) -> u64 {
+    let Some(rate) = limit.hit_rate() else { return 0 };
+    let in_force = time.min(ASSIGNMENT_TTL + DELIVERY_MAX);
+    let after = brought(rate.per_second, time - in_force);
+    brought(granted.per_second, in_force).saturating_add(1).saturating_sub(after).min(rate.burst)
 }
 
 /// Bounds of the times until shares are adjusted. A smaller share is in force after half a second, and one of a client

@@ -1,6 +1,6 @@
 //! The subscribers of one limit.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, iter, ops::Range};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -36,18 +36,33 @@ impl<S> SubscriberRoster<S> {
         self.ids.len()
     }
 
+    /// The memory of the subscribers, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.ids.capacity() * size_of::<SubscriberId>() + self.states.capacity() * size_of::<S>()
+    }
+
     /// The number of subscribers of a caller, whose streams may be at several replicas.
     pub(super) fn count_of_caller(&self, caller: u32) -> usize {
+        self.ranges_of_caller(caller).map(|range| range.len()).sum()
+    }
+
+    /// The subscribers of a caller.
+    pub(super) fn of_caller(&self, caller: u32) -> impl Iterator<Item = (SubscriberId, &S)> {
+        let all = move |range: Range<usize>| self.ids[range.clone()].iter().copied().zip(&self.states[range]);
+        self.ranges_of_caller(caller).flat_map(all)
+    }
+
+    /// Where the subscribers of a caller are: one range for each replica.
+    fn ranges_of_caller(&self, caller: u32) -> impl Iterator<Item = Range<usize>> {
         let mut from = 0;
-        let mut number = 0;
-        while let Some(SubscriberId { replica, .. }) = self.ids.get(from) {
-            let place = (*replica, caller);
+        iter::from_fn(move || {
+            let replica = self.ids.get(from)?.replica;
+            let place = (replica, caller);
             let begin = self.ids.partition_point(|id| (id.replica, id.caller()) < place);
             let end = self.ids.partition_point(|id| (id.replica, id.caller()) <= place);
-            number += end - begin;
-            from = self.ids.partition_point(|id| id.replica <= *replica);
-        }
-        number
+            from = self.ids.partition_point(|id| id.replica <= replica);
+            Some(begin..end)
+        })
     }
 
     /// Whether this is a subscriber.
@@ -194,6 +209,8 @@ mod tests {
             roster.get_or_insert_with(SubscriberId { replica, stream, bucket: 0 }, || 0);
         }
         assert_eq!([1, 2, 3, 4].map(|caller| roster.count_of_caller(caller)), [1, 3, 1, 0]);
+        let streams: Vec<u64> = roster.of_caller(2).map(|(id, _)| id.stream).collect();
+        assert_eq!(streams, [of(2, 2), of(2, 3), of(2, 1)]);
     }
 
     #[test]

@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use subscriber::{DemandCoverage, SETTLE, ShareSubscriber};
 use tollgate_counter::{
     algorithm::{Granted, HitRate, QuotaTerms},
-    time::{SECOND, Timestamp},
+    time::Timestamp,
 };
 
 use crate::{
     CounterView, Turn,
     divider::{
         DivisionOutcome, LimitPart, SubscriberId, SubscriberState, SubscriberUsage,
-        assignment::{DELIVERY_MAX, HEADROOM, UNCERTAIN, end_of_assignment, moved},
+        assignment::{DELIVERY_MAX, HEADROOM, REPORT_EVERY, UNCERTAIN, brought, end_of_assignment, moved},
         demand::SubscriberDemand,
         roster::SubscriberRoster,
     },
@@ -65,8 +65,7 @@ struct SettledShares {
 impl Shares {
     /// Shares of `rate`. An earlier divider may have granted its burst until `unknown_until`.
     pub(super) fn new(rate: HitRate, unknown_until: Timestamp, now: Timestamp) -> Self {
-        let brought = u128::from(rate.per_second) * now.since(unknown_until).as_nanos() / u128::from(SECOND);
-        let lost = rate.burst.saturating_sub(u64::try_from(brought).unwrap_or(u64::MAX));
+        let lost = rate.burst.saturating_sub(brought(rate.per_second, now.since(unknown_until)));
         let is_known = unknown_until == Timestamp::EPOCH || now < unknown_until;
         Self {
             rate,
@@ -120,30 +119,34 @@ impl Shares {
         self.each.leave_all(replica);
     }
 
-    /// Gives a subscriber the share of one that has ended: of all, the one whose share is closest to what has passed.
-    /// Whichever it was, the shares of all together are the same.
+    /// Gives a subscriber the share of one of the same caller that has ended: the smallest one of which its client can
+    /// have let so much pass. So clients that come back one after the other never have more together than before. If
+    /// there is none, the demand of the client is known nevertheless, and so what it may have to itself.
     pub(super) fn resume(&mut self, id: SubscriberId, usage: SubscriberUsage, now: Timestamp) {
-        let has_ended = |subscriber: &ShareSubscriber| subscriber.has_ended && now < subscriber.expires_at;
-        let per_second = |(other, subscriber): (SubscriberId, &ShareSubscriber)| {
-            let time = now.since(subscriber.demand.since()).as_secs_f64().max(1.0);
-            let distance = (usage.allowed as f64 / time - subscriber.granted.per_second as f64).abs();
-            (other, distance)
+        let could_be = |each: &ShareSubscriber| {
+            each.has_ended && now < each.expires_at && each.may_have_passed(usage, now)
         };
-        let ended = self.each.iter().filter(|(_, subscriber)| has_ended(subscriber)).map(per_second);
-        if let Some((other, _)) = ended.min_by(|(_, one), (_, other)| one.total_cmp(other))
-            && let Some(subscriber) = self.each.remove_if(other, |_| true)
-        {
-            // Its client may be another one, whose bucket holds less: it must not grow. What it may have is then held
-            // until the others have come back, too. One that cannot have let pass so much is not its client.
-            let may_have_passed = |other: &&ShareSubscriber| {
-                let time = now.since(other.demand.since()).as_secs_f64() + 1.0;
-                usage.allowed as f64 <= other.granted.per_second as f64 * time + other.held.burst as f64
-            };
-            let others = self.each.states().iter().filter(|other| has_ended(other)).filter(may_have_passed);
-            let least = others.map(|other| other.granted.burst).fold(subscriber.granted.burst, u64::min);
-            *self.each.get_or_insert_with(id, || ShareSubscriber::new(now)) =
-                subscriber.resumed(least, usage.allowed_before, now);
-        }
+        let ended = self.each.of_caller(id.caller()).filter(|(_, each)| could_be(each));
+        // Its client may be another one, whose bucket holds less: it must not grow. What it may have is then held until
+        // the others have come back, too.
+        let smallest =
+            ended.map(|(other, each)| (other, each.granted)).reduce(|(one, share), (other, its)| {
+                let burst = share.burst.min(its.burst);
+                if share.per_second <= its.per_second {
+                    (one, HitRate { burst, ..share })
+                } else {
+                    (other, HitRate { burst, ..its })
+                }
+            });
+        let resumed = smallest.and_then(|(other, HitRate { burst: least, .. })| {
+            let ended = self.each.remove_if(other, |_| true)?;
+            Some(ended.resumed(least, usage.allowed_before, now))
+        });
+        let subscriber = resumed.unwrap_or_else(|| ShareSubscriber {
+            reported: usage.allowed_before,
+            ..ShareSubscriber::new(now.before(REPORT_EVERY))
+        });
+        self.each.get_or_insert_with(id, || subscriber);
     }
 
     /// Moves all instants to another clock.

@@ -185,8 +185,8 @@ impl Slices {
         Granted { hits: self.left().saturating_add(self.used), ..Granted::default() }
     }
 
-    /// Gives a subscriber the slice of one that has ended, and whose last report was that of this client, or the one
-    /// before if that was lost. Other subscribers may have reported at that time, so the most that any of them has left
+    /// Gives a subscriber the slice of one of the same caller that has ended, and whose last report was that of this
+    /// client, or the one before if that was lost. Other subscribers may have reported at that time, so the most that any of them has left
     /// counts for it.
     pub(super) fn resume(&mut self, id: SubscriberId, usage: SubscriberUsage, now: Timestamp) {
         let has_ended = |each: &SliceSubscriber| each.has_ended && now.after(UNCERTAIN) < each.expires_at;
@@ -194,7 +194,7 @@ impl Slices {
         let could_be = |each: &SliceSubscriber| {
             has_ended(each) && (each.reports_after(1, now) || each.reports_after(2, now))
         };
-        let ended = || self.each.iter().filter(|(_, each)| could_be(each));
+        let ended = || self.each.of_caller(id.caller()).filter(|(_, each)| could_be(each));
         let Some(most) = ended().map(|(_, each)| each.left()).max() else { return };
         // The rest is that of the others, and none of these has less.
         let Some((other, _)) = ended().min_by_key(|(_, each)| each.left()) else { return };

@@ -383,6 +383,42 @@ fn new_client_takes_no_share_of_one_that_has_ended() {
     assert!(most <= 103.0, "{most} beyond the rate");
 }
 
+/// Each client is taken for the other one if the share is chosen by what has passed.
+#[test]
+fn clients_that_come_back_with_other_demands_keep_the_rate() {
+    let mut world = World::new(bucket(11, 55));
+    world.terms = [(1, terms(368, 0)), (2, terms(10, 4))].into();
+    world.run(8.0, &[(1, 11.0), (2, 4.0)], 5.0);
+    world.restart_from_snapshot(2.1, &[(1, 5.0), (2, 13.0)]);
+    world.run(8.0, &[(1, 5.0), (2, 13.0)], 5.0);
+    let most = world.most_beyond(11.0);
+    assert!(most <= 55.0 + 3.0, "{most} beyond the rate");
+}
+
+/// The next process does not know what the client has. It must not keep that beside what callers get.
+#[test]
+fn client_that_was_idle_over_a_restart_keeps_the_rate() {
+    let mut world = World::new(bucket(6, 6));
+    world.run(12.0, &[(1, 1.0)], 0.0);
+    world.restart();
+    world.run(6.0, &[(1, 0.0)], 0.0);
+    world.reopen(1);
+    world.run(8.0, &[(1, 3.0)], 5.0);
+    let most = world.most_beyond(6.0);
+    assert!(most <= 6.0 + 3.0, "{most} beyond the rate");
+}
+
+/// After the restart the whole rate would have filled the counter, but a part of it was granted.
+#[test]
+fn callers_get_their_part_of_the_rate_over_a_restart() {
+    let mut world = World::new(bucket(13, 26));
+    world.run(12.0, &[(1, 11.0)], 7.0);
+    world.restart_from_snapshot(1.1, &[(1, 18.0)]);
+    world.run(8.0, &[(1, 18.0)], 5.0);
+    let most = world.most_beyond(13.0);
+    assert!(most <= 26.0 + 3.0, "{most} beyond the rate");
+}
+
 #[test]
 fn budget_is_never_exceeded_in_any_window() {
     let mut world = World::new(window(500, MINUTE));

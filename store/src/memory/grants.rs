@@ -86,14 +86,16 @@ impl Grants<'_> {
     }
 
     /// Continues what an earlier process has granted of the counter of `key`, and takes back what a snapshot of the
-    /// instant `at` has charged for it.
-    pub(crate) fn restore(&self, key: Key, limit: &Limit, granted: Granted, at: Timestamp) {
+    /// instant `at` has charged for it. Returns whether there is a counter.
+    pub(crate) fn restore(&self, key: Key, limit: &Limit, granted: Granted, at: Timestamp) -> bool {
         let mut locked = LockedSlots::for_key(self.memory, key, at);
+        let is_there = locked.table(key).get(key).is_some();
         if locked.are_owned() {
             locked.change_side_data(key, |side_data| side_data.set_granted(limit, granted));
             let turn = Turn { returned: granted.hits, granted, ..Turn::default() };
             locked.settle_turn(key, limit, HitRate::default(), turn);
         }
+        is_there
     }
 
     /// Charges hits that a client has used, whether they would pass or not.

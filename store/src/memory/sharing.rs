@@ -7,11 +7,11 @@ use tollgate_counter::{descriptor::Key, packed_counter::PackedCounter, time::Tim
 use crate::{
     Consumption, OnFull, Slot, SlotChanges, SlotData, SlotSnapshot, SlotSource, StoredSlot,
     budget::{Budget, MemoryReservation},
-    key_hasher::ByKey,
     memory::{
         Memory,
         ownership::{ChangedCounters, SlotOwnership},
     },
+    slot::ByKey,
 };
 
 /// Slots in a cluster. Without a cluster, a store owns all slots and these methods do nothing.
@@ -265,6 +265,11 @@ impl Memory {
     pub fn within_limit_in_place_of(&self, older: &SlotData, data: SlotData) -> Option<SlotData> {
         let short = self.has_no_room_for(data.bytes().saturating_sub(older.bytes()));
         (!short).then(|| data.charged_to(&self.tables.resources.budget))
+    }
+
+    /// Whether there is memory for so many bytes of a copy in place of those that are reserved.
+    pub fn has_room_in_place_of(&self, older: &MemoryReservation, bytes: usize) -> bool {
+        !self.has_no_room_for(bytes.saturating_sub(older.bytes()))
     }
 
     /// Whether these changes can be merged into a copy: they continue it, and there is memory for them.

@@ -80,7 +80,8 @@ impl Shares {
                 let wanted = if subscriber.is_refusing && granted.burst > 0 { least } else { most };
                 // What it had a moment ago is still its own.
                 let paid = subscriber.held.burst;
-                let burst = wanted.min(paid.saturating_add(*free)).max(least).max(granted.burst);
+                let larger = wanted.min(paid.saturating_add(*free)).max(least).max(granted.burst);
+                let burst = if subscriber.may_be_another(now) { granted.burst } else { larger };
                 let larger = HitRate { per_second: share, burst };
                 let growth = burst.saturating_sub(paid);
                 let missing = growth.saturating_sub(*free);
@@ -140,7 +141,8 @@ impl Shares {
 /// The hits by which the burst of a share grows without a change of its rate. A bucket that is empty gains nothing by it.
 pub(super) fn growth(subscriber: &ShareSubscriber, rate: HitRate, room: u64, free: u64) -> u64 {
     let granted = subscriber.granted;
-    if granted.per_second == 0 || subscriber.is_refusing || subscriber.pending.is_some() {
+    let is_settled = subscriber.pending.is_none() && granted.burst == subscriber.held.burst;
+    if granted.per_second == 0 || subscriber.is_refusing || !is_settled {
         return 0;
     }
     let wanted = burst_of(granted.per_second, rate).min(room);

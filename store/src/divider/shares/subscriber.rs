@@ -9,7 +9,7 @@ use tollgate_counter::{
 };
 
 use crate::divider::{
-    Assignment,
+    Assignment, SubscriberUsage,
     assignment::{HEADROOM, end_of_assignment},
     demand::SubscriberDemand,
     roster::Subscribed,
@@ -98,6 +98,19 @@ impl ShareSubscriber {
         let settles_at = now.after(if least < self.granted.burst { REOPENED } else { SETTLE });
         let granted = if least == 0 { HitRate::default() } else { HitRate { burst: least, ..self.granted } };
         Self { granted, reported, settles_at, tokens: BucketTokens::none(now), ..self }
+    }
+
+    /// Whether its client can have let pass what its next report says, over another stream.
+    pub(super) fn may_have_passed(&self, usage: SubscriberUsage, now: Timestamp) -> bool {
+        let Some(HitRate { per_second, burst }) = self.tokens.greatest(self.granted) else { return true };
+        let time = now.since(self.demand.since()).as_secs_f64() + 1.0;
+        usage.allowed as f64 <= per_second as f64 * time + burst.max(self.held.burst) as f64
+    }
+
+    /// Whether its client may be another one, with a smaller bucket.
+    pub(super) fn may_be_another(&self, now: Timestamp) -> bool {
+        // A share that was cut is settled earlier.
+        now.after(SETTLE) < self.settles_at && self.granted.burst < self.held.burst
     }
 
     /// Assigns a share.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{algorithm::HitRate, time::Timestamp};
 
-use crate::divider::assignment::moved;
+use crate::divider::assignment::{brought, moved};
 
 /// A report that comes this long after an assignment was sent was written after the assignment arrived.
 const DELIVERED: Duration = Duration::from_secs(1);
@@ -45,6 +45,14 @@ impl BucketTokens {
         let is_known = self.change.is_none() || before.per_second == 0;
         let before = is_known.then_some(before);
         self.change = Some(BucketChange { before, at: now });
+    }
+
+    /// The greatest bucket since the last report, if `granted` is the last one. `None` if it is not known.
+    pub(super) fn greatest(&self, granted: HitRate) -> Option<HitRate> {
+        match self.change {
+            None => Some(granted),
+            Some(change) => change.before.map(|before| before.max_of(granted)),
+        }
     }
 
     /// Takes a report of hits that have passed from the bucket `granted`. Returns the tokens that the last change took,
@@ -89,6 +97,5 @@ impl BucketTokens {
 
 /// The tokens of a bucket that had `tokens` at `from`, and of which none was taken.
 fn filled(tokens: u64, bucket: HitRate, from: Timestamp, now: Timestamp) -> u64 {
-    let more = u128::from(bucket.per_second) * now.since(from).as_nanos() / 1_000_000_000;
-    tokens.saturating_add(u64::try_from(more).unwrap_or(u64::MAX)).min(bucket.burst)
+    tokens.saturating_add(brought(bucket.per_second, now.since(from))).min(bucket.burst)
 }

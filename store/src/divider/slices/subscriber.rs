@@ -6,7 +6,10 @@ use serde::{Deserialize, Serialize};
 use tollgate_counter::{algorithm::QuotaTerms, time::Timestamp};
 
 use crate::divider::{
-    Assignment, SubscriberUsage, assignment::end_of_assignment, demand::SubscriberDemand, roster::Subscribed,
+    Assignment, SubscriberUsage,
+    assignment::{REPORT_EVERY, end_of_assignment},
+    demand::SubscriberDemand,
+    roster::Subscribed,
 };
 
 /// A slice is for the demand of this many seconds.
@@ -15,8 +18,6 @@ pub(super) const SLICE_SECONDS: f64 = 10.0;
 const REST_SECONDS: f64 = 6.0;
 /// A report that comes this long after a slice was sent was written after the slice arrived.
 const DELIVERED: Duration = Duration::from_secs(1);
-/// A client reports so often. If its last report is longer ago, one was lost, and what it has used is not known.
-const REPORT_EVERY: Duration = Duration::from_secs(5);
 /// A report comes so much earlier or later at most.
 const REPORT_JITTER: Duration = Duration::from_millis(700);
 /// A slice larger than this many times the demand is replaced by a smaller one, if other subscribers lack hits.
