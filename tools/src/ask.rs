@@ -98,8 +98,8 @@ fn with_own_limit(mut request: RateLimitRequest) -> RateLimitRequest {
 
 fn trust(tls: TlsOptions) -> ClientTlsConfig {
     let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(tls.authority));
-    if let Some(identity) = tls.identity {
-        config = config.identity(Identity::from_pem(identity.cert, identity.key));
+    if let Some([cert, key]) = tls.identity {
+        config = config.identity(Identity::from_pem(cert, key));
     }
     if let Some(name) = tls.name {
         config = config.domain_name(name);

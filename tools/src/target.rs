@@ -24,15 +24,10 @@ pub(super) struct Target {
 /// The TLS options of a client; all in PEM.
 pub(super) struct TlsOptions {
     pub authority: Vec<u8>,
-    pub identity: Option<ClientIdentity>,
+    /// The certificate and its key.
+    pub identity: Option<[Vec<u8>; 2]>,
     /// The name in the server's certificate, if it differs from the address.
     pub name: Option<String>,
-}
-
-/// A certificate and its key.
-pub(super) struct ClientIdentity {
-    pub cert: Vec<u8>,
-    pub key: Vec<u8>,
 }
 
 /// The flags for the server.
@@ -67,11 +62,8 @@ pub(super) fn from_matches(matches: &ArgMatches) -> Result<Target, String> {
     let read = |path: &Path| fs::read(path).map_err(|error| format!("{}: {error}", path.display()));
     let read_file = |name: &str| matches.get_one::<PathBuf>(name).map(|path| read(path)).transpose();
     let text = |name: &str| matches.get_one::<String>(name).cloned();
-    let identity = match (read_file("tls-cert")?, read_file("tls-key")?) {
-        (Some(cert), Some(key)) => Some(ClientIdentity { cert, key }),
-        // clap has refused one without the other.
-        (Some(_) | None, None) | (None, Some(_)) => None,
-    };
+    // clap has refused one without the other.
+    let identity = read_file("tls-cert")?.zip(read_file("tls-key")?).map(|(cert, key)| [cert, key]);
     let tls =
         read_file("tls-ca")?.map(|authority| TlsOptions { authority, identity, name: text("tls-name") });
     Ok(Target { to: text("to").unwrap_or_default(), tls })

@@ -141,11 +141,10 @@ fn trust(tls: TlsOptions) -> Result<TlsConnector, String> {
         .with_root_certificates(roots);
     let mut config = match tls.identity {
         None => config.with_no_client_auth(),
-        Some(identity) => {
-            let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&identity.cert).collect();
+        Some([cert, key]) => {
+            let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&cert).collect();
             let chain = chain.map_err(|error| format!("--tls-cert: {error}"))?;
-            let key = PrivateKeyDer::from_pem_slice(&identity.key)
-                .map_err(|error| format!("--tls-key: {error}"))?;
+            let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| format!("--tls-key: {error}"))?;
             config.with_client_auth_cert(chain, key).map_err(|error| format!("--tls-cert: {error}"))?
         }
     };
