@@ -4,7 +4,8 @@
 //! counter of the processor, as governor's always is.
 //!
 //!     cargo bench -p tollgate-limiter --bench embedded --features tsc
-//!     limiter/benches/count-embedded    # instructions and cache misses of one decision, by valgrind
+//!     limiter/benches/count-embedded    # instructions and cache misses of one decision, by valgrind; also with limits of
+//!                                       # keys, of which a store has named each, in the cache
 
 #![allow(clippy::unwrap_used, reason = "a benchmark stops at the first error")]
 #![allow(clippy::ptr_arg, reason = "one of the libraries takes an owned key")]
@@ -27,6 +28,15 @@ use peak_alloc::PeakAlloc;
 use throttlecrab::PeriodicStore;
 use tollgate_counter::time::Stopwatch;
 use tollgate_limiter::limiter::Limiter;
+#[cfg(feature = "limits")]
+use {
+    std::{
+        pin::pin,
+        sync::Arc,
+        task::{Context, Poll, Waker},
+    },
+    tollgate_limiter::limiter::{LimitCache, LimitCacheSettings, LookupAnswer},
+};
 
 #[global_allocator]
 static ALLOCATOR: PeakAlloc = PeakAlloc;
@@ -46,9 +56,21 @@ trait Library: Sync {
     fn new() -> Self;
     /// Decides keys in one thread.
     fn caller(&self) -> impl FnMut(&String) -> bool;
+
+    /// Decides each key once, so that it is known.
+    fn decide_each(&self, keys: &[String]) {
+        assert!(keys.iter().all(self.caller()));
+    }
 }
 
 struct Ours(Limiter);
+
+/// The same by a rule whose keys may have limits of their own.
+struct OursWithOwn(Limiter);
+
+/// The same by a rule whose keys look up their limits, all of which are cached.
+#[cfg(feature = "limits")]
+struct OursCached(Limiter, Arc<LimitCache>);
 
 /// The same with a descriptor that is prepared for any key.
 struct OursPrepared(Ours);
@@ -56,19 +78,72 @@ struct OursPrepared(Ours);
 /// The same with a descriptor that is prepared for one key.
 struct OursPreparedKey(Ours);
 
+/// A limiter with one rule, which has `more`.
+fn limiter(more: &str) -> Limiter {
+    let limit = format!(
+        "{{unit: second, requests_per_unit: {PER_SECOND}, burst: {BURST}, algorithm: token_bucket{more}}}"
+    );
+    let rules = format!("domain: d\ndescriptors: [{{key: user, rate_limit: {limit}}}]\n");
+    Limiter::from_yaml(&rules).unwrap()
+}
+
 impl Library for Ours {
     const NAME: &str = "tollgate";
 
     fn new() -> Self {
-        let limit = format!(
-            "{{unit: second, requests_per_unit: {PER_SECOND}, burst: {BURST}, algorithm: token_bucket}}"
-        );
-        let rules = format!("domain: d\ndescriptors: [{{key: user, rate_limit: {limit}}}]\n");
-        Self(Limiter::from_yaml(&rules).unwrap())
+        Self(limiter(""))
     }
 
     fn caller(&self) -> impl FnMut(&String) -> bool {
         |key| self.0.check("d", &[("user", key)], 1).unwrap().passes
+    }
+}
+
+impl Library for OursWithOwn {
+    const NAME: &str = "tollgate, a rule with `own`";
+
+    fn new() -> Self {
+        Self(limiter(", own: {burst: {max: 2000000000}}"))
+    }
+
+    fn caller(&self) -> impl FnMut(&String) -> bool {
+        |key| self.0.check("d", &[("user", key)], 1).unwrap().passes
+    }
+}
+
+#[cfg(feature = "limits")]
+impl Library for OursCached {
+    const NAME: &str = "tollgate, a cached limit";
+
+    fn new() -> Self {
+        let day = Duration::from_secs(24 * 60 * 60);
+        let settings =
+            LimitCacheSettings { entries: 4 * KEYS, ttl: day, absent_ttl: day, wait: Duration::ZERO };
+        let limiter = limiter(", own: {from: source}");
+        let cache = Arc::new(LimitCache::new(settings, limiter.view().now()));
+        Self(limiter.with_limits(Some(cache.clone())), cache)
+    }
+
+    fn caller(&self) -> impl FnMut(&String) -> bool {
+        |key| self.0.check("d", &[("user", key)], 1).unwrap().passes
+    }
+
+    fn decide_each(&self, keys: &[String]) {
+        let json = format!("{{\"requests_per_unit\": {PER_SECOND}, \"burst\": {BURST}}}");
+        let now = self.0.view().now();
+        for some in keys.chunks(1_000) {
+            assert!(some.iter().all(self.caller()));
+            let taken = pin!(self.1.next_lookups(some.len()));
+            let Poll::Ready(lookups) = taken.poll(&mut Context::from_waker(Waker::noop())) else {
+                panic!("they are queued")
+            };
+            assert_eq!(lookups.len(), some.len());
+            for lookup in lookups {
+                let found = LookupAnswer::Value { json: json.clone().into_bytes(), etag: None };
+                self.1.answer(lookup, found, now).unwrap();
+            }
+        }
+        assert_eq!(self.1.len(), keys.len());
     }
 }
 
@@ -136,7 +211,7 @@ fn keys(count: usize) -> Vec<String> {
 /// Measures `decisions` of each library, which holds these keys.
 fn measure<L: Library>(group: &mut BenchmarkGroup<'_, WallTime>, keys: &[String], threads: usize) {
     let library = L::new();
-    assert!(keys.iter().all(library.caller()));
+    library.decide_each(keys);
     let next = AtomicUsize::new(0);
     group.bench_function(L::NAME, |bencher| {
         bencher.iter_custom(|decisions| {
@@ -159,7 +234,7 @@ fn measure<L: Library>(group: &mut BenchmarkGroup<'_, WallTime>, keys: &[String]
 /// Makes so many decisions; `count-embedded` compares two numbers of them.
 fn decide<L: Library>(keys: &[String], decisions: usize) {
     let library = L::new();
-    assert!(keys.iter().all(library.caller()));
+    library.decide_each(keys);
     let mut passes = library.caller();
     for number in 0..decisions {
         black_box(passes(&keys[number * STRIDE % keys.len()]));
@@ -169,6 +244,9 @@ fn decide<L: Library>(keys: &[String], decisions: usize) {
 fn decide_by_name(library: &str, keys: &[String], decisions: usize) {
     match library {
         "check" => decide::<Ours>(keys, decisions),
+        "check, own" => decide::<OursWithOwn>(keys, decisions),
+        #[cfg(feature = "limits")]
+        "check, cached limit" => decide::<OursCached>(keys, decisions),
         "prepared" => decide::<OursPrepared>(keys, decisions),
         "prepared for one key" => decide::<OursPreparedKey>(keys, decisions),
         "governor" => decide::<DefaultKeyedRateLimiter<String>>(keys, decisions),
@@ -180,7 +258,7 @@ fn decide_by_name(library: &str, keys: &[String], decisions: usize) {
 fn bytes_per_key<L: Library>(keys: &[String]) {
     let before = ALLOCATOR.current_usage();
     let library = L::new();
-    assert!(keys.iter().all(library.caller()));
+    library.decide_each(keys);
     let bytes = (ALLOCATOR.current_usage() - before) as f64 / keys.len() as f64;
     println!("{}: {bytes:.1} bytes per key", L::NAME);
 }

@@ -2,7 +2,6 @@
 //! and files that others cannot read.
 
 pub mod accept;
-pub mod bearer_token;
 pub mod certificates;
 pub mod http_client;
 pub mod private_file;

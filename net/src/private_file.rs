@@ -1,4 +1,4 @@
-//! Files that only this program reads, and that are replaced as a whole.
+//! Files that only this program reads: those that are replaced as a whole, and bearer tokens.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -8,6 +8,9 @@ use std::{
 };
 
 use tollgate_counter::files;
+
+/// The maximum length of a token, in bytes.
+const TOKEN_BYTES_MAX: usize = 4096;
 
 /// Replaces the file at `path`, so that there is always a complete one: `write` fills a temporary file in its folder,
 /// which only its owner can read and which is then renamed. A symbolic link is replaced; a pipe or a device is refused.
@@ -55,6 +58,19 @@ pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.push(".");
     name.push(suffix);
     name.into()
+}
+
+/// Reads the token in the file at `path`: 1 to 4096 visible ASCII characters on one line. Files of tokens are read at
+/// each use, so that the token can be replaced.
+pub fn read_token(path: &Path) -> io::Result<Vec<u8>> {
+    // One byte more than allowed, to detect tokens that are too long, and the end of the line.
+    let bytes = files::read_prefix(path, TOKEN_BYTES_MAX as u64 + 3)?;
+    let token = bytes.trim_ascii();
+    if (1..=TOKEN_BYTES_MAX).contains(&token.len()) && token.iter().all(u8::is_ascii_graphic) {
+        return Ok(token.to_vec());
+    }
+    let what = format!("not a token of 1 to {TOKEN_BYTES_MAX} visible ASCII characters on one line");
+    Err(io::Error::new(io::ErrorKind::InvalidData, what))
 }
 
 #[cfg(test)]

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
-    DESCRIPTORS_MAX, Problem, Problems, RuleInput, Rules, Trial,
+    DESCRIPTORS_MAX, DenialBody, Domain, OnDenied, Problem, Problems, Rule, RuleInput, Rules, Trial,
     contents::{Contents, Documents, Unknown, hash_of},
     diagnostics::{Diagnostics, Location, RuleOrigin},
-    domain_draft::DomainDraft,
     file::DocumentDraft,
     overlay::Overlay,
+    prefix_tree::TreeLevel,
+    reader::Located,
     yaml::{self, quote},
 };
 
@@ -127,8 +128,8 @@ impl Compiler<'_> {
             shared: Vec::new(),
             matching,
         };
-        draft.on_denied.set("on_denied", document.on_denied, &mut compiler.diagnostics);
-        draft.denial_body.set("denial_body", document.denial_body, &mut compiler.diagnostics);
+        set_once(&mut draft.on_denied, "on_denied", document.on_denied, &mut compiler.diagnostics);
+        set_once(&mut draft.denial_body, "denial_body", document.denial_body, &mut compiler.diagnostics);
         compiler.misspellings(&document.misspellings);
         for node in document.descriptors {
             compiler.read(&node, &mut draft.root, &top);
@@ -182,5 +183,68 @@ impl Compiler<'_> {
             conflicts,
             unknown_fields,
         })
+    }
+}
+
+/// A domain under construction, which several documents may have.
+struct DomainDraft {
+    name: String,
+    // Of the first document.
+    location: Location,
+    on_denied: Option<(OnDenied, Location)>,
+    denial_body: Option<(DenialBody, Location)>,
+    root: TreeLevel,
+    rules: Vec<Rule>,
+    names: FxHashSet<String>,
+    replaced: Vec<(String, Location)>,
+}
+
+/// Sets a value that all documents of a domain share, if a document has it. Reports another one than before.
+fn set_once<T: PartialEq>(
+    shared: &mut Option<(T, Location)>,
+    name: &str,
+    given: Option<Located<T>>,
+    diagnostics: &mut Diagnostics<'_>,
+) {
+    let Some(Located { value, mark }) = given else { return };
+    match shared {
+        None => *shared = Some((value, diagnostics.location(mark))),
+        Some((before, there)) if *before != value => {
+            let what = format!(
+                "`{name}` of this domain has another value at {there}; set it once, or to the same value"
+            );
+            diagnostics.add(mark, what);
+        }
+        Some(_) => {}
+    }
+}
+
+impl DomainDraft {
+    fn new(name: String, location: Location) -> Self {
+        Self {
+            name,
+            location,
+            on_denied: None,
+            denial_body: None,
+            root: TreeLevel::new(),
+            rules: Vec::new(),
+            names: FxHashSet::default(),
+            replaced: Vec::new(),
+        }
+    }
+
+    /// Keys of an overlay take precedence. A rule without a body has that of the domain.
+    fn finish(mut self, rules_before: usize, overlay: Option<&Overlay>) -> Domain {
+        let on_denied = overlay.and_then(|overlay| overlay.on_denied(&self.name));
+        let on_denied = on_denied.or(self.on_denied.map(|(value, _)| value));
+        let denial_body = overlay.and_then(|overlay| overlay.denial_body(&self.name)).cloned();
+        let denial_body = denial_body.or(self.denial_body.map(|(value, _)| value)).map(Arc::new);
+        if denial_body.is_some() {
+            let without = |rule: &&mut Rule| rule.denial_body.is_none() && rule.limit().is_some();
+            for rule in self.rules.iter_mut().filter(without) {
+                rule.denial_body.clone_from(&denial_body);
+            }
+        }
+        Domain { name: self.name, on_denied, denial_body, root: self.root, rules: self.rules, rules_before }
     }
 }

@@ -12,7 +12,6 @@ mod denial_body;
 mod descriptor_ref;
 mod diagnostics;
 mod dialect;
-mod domain_draft;
 mod file;
 #[cfg(feature = "watch")]
 pub mod file_watch;

@@ -92,6 +92,11 @@ impl Rule {
         self.options.as_deref().unwrap_or(&NONE)
     }
 
+    /// Whether its keys look up their limits in a store.
+    pub fn looks_up_limits(&self) -> bool {
+        self.options().own.as_ref().is_some_and(|own| own.is_from_source())
+    }
+
     /// The name in answers: that of the limit, or the path.
     pub fn name(&self) -> &str {
         self.options().name.as_deref().unwrap_or(&self.path)

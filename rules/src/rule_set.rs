@@ -18,9 +18,13 @@ pub struct Rules {
     pub(super) by_name: FxHashMap<String, usize>,
     pub(super) hash: String,
     pub(super) warnings: Vec<Problem>,
-    pub(super) overlay_misfits: usize,
-    pub(super) conflicts: usize,
-    pub(super) unknown_fields: usize,
+    /// The number of rules that are without what the overlay has for them, because it does not fit.
+    pub overlay_misfits: usize,
+    /// The number of descriptors of a control plane that are left out, because one before each of them has a limit for
+    /// the same key and value.
+    pub conflicts: usize,
+    /// The number of descriptors of a control plane with a field that this version does not know.
+    pub unknown_fields: usize,
 }
 
 impl Rules {
@@ -52,22 +56,6 @@ impl Rules {
     /// Whether no domain has a rule.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// The number of rules that are without what the overlay has for them, because it does not fit.
-    pub fn overlay_misfits(&self) -> usize {
-        self.overlay_misfits
-    }
-
-    /// The number of descriptors of a control plane that are left out, because one before each of them has a limit for
-    /// the same key and value.
-    pub fn conflicts(&self) -> usize {
-        self.conflicts
-    }
-
-    /// The number of descriptors of a control plane with a field that this version does not know.
-    pub fn unknown_fields(&self) -> usize {
-        self.unknown_fields
     }
 
     /// Adds problems that do not prevent loading.

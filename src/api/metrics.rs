@@ -81,10 +81,11 @@ metrics! { METRICS: ApiMetrics;
             family.sample(&["missing"], all.missing_headers.get());
         };
     Counter "tollgate_own_limit_changes_total" ["result"]
-        "Changes of limits of their own: set, cleared, or refused for this reason."
+        "Changes of limits of their own: set, cleared, dropped (a day after another algorithm or window), or refused for this reason."
         => |all, family| {
             family.sample(&["set"], all.own_limits.set.get());
             family.sample(&["cleared"], all.own_limits.cleared.get());
+            family.sample(&["dropped"], all.own_limits.dropped.get());
             for ((_, result), refused) in REFUSALS.iter().zip(&all.own_limits.refused) {
                 family.sample(&[*result], refused.get());
             }
@@ -111,6 +112,7 @@ const REFUSALS: [(&str, &str); 4] = [
 pub(super) struct OwnLimitCounts {
     pub(super) set: MetricCounter,
     pub(super) cleared: MetricCounter,
+    pub(super) dropped: MetricCounter,
     // In the order of `REFUSALS`.
     refused: [MetricCounter; REFUSALS.len()],
     other: MetricCounter,

@@ -326,7 +326,13 @@ mod tests {
     fn example_request_has_the_flags_for_tls() {
         let tls = |client_ca: Option<&str>| {
             let client_ca = client_ca.map(Into::into);
-            ListenerTlsFiles { cert: "cert".into(), key: "key".into(), client_ca, client_san: Vec::new() }
+            ListenerTlsFiles {
+                cert: "cert".into(),
+                key: "key".into(),
+                client_ca,
+                client_san: Vec::new(),
+                limits_san: Vec::new(),
+            }
         };
         assert_eq!(flags_to_ask(None), "");
         assert_eq!(flags_to_ask(Some(&tls(None))), " --tls-ca FILE");

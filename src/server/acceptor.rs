@@ -37,7 +37,6 @@ use crate::{
         lifecycle::wait_for_phase,
         listen::{self, BoundListener, DetachedSocket, Listener, Socket},
         stats::{ConnectionPermit, ListenerStats},
-        tls,
         wake_filter::WakeFiltered,
         workers::WorkerHandles,
     },
@@ -224,8 +223,9 @@ impl ConnectionContext {
             let accepted = Box::pin(self.accept_tls(certificates, socket, phases.clone())).await;
             let Some(stream) = accepted else { return };
             let session = stream.get_ref().1;
-            let name = session.peer_certificates().and_then(|chain| tls::client_name(chain.first()?));
-            let service = self.service.for_connection(peer, name, activity);
+            let client =
+                session.peer_certificates().and_then(|chain| Some(certificates.client(chain.first()?)));
+            let service = self.service.for_connection(peer, client, activity);
             let is_http2 = session.alpn_protocol() == Some(b"h2");
             let alpn = if is_http2 { Alpn::Http2 } else { Alpn::Other };
             Box::pin(self.serve_protocol(stream, service, alpn, phases))

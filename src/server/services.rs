@@ -22,6 +22,7 @@ use crate::{
     server::{
         body::RequestBody,
         idle::{Activity, RequestActivity},
+        tls::CertifiedClient,
     },
 };
 
@@ -79,11 +80,11 @@ impl Services {
         Self { api: Some(api), quotas, ..Self::http(router, callers) }
     }
 
-    /// The services for one connection. `name` is that of the client's certificate, which was verified.
+    /// The services for one connection. `client` is known by its certificate, which was verified.
     pub(super) fn for_connection(
         &self,
         peer: Option<SocketAddr>,
-        name: Option<Box<[u8]>>,
+        client: Option<CertifiedClient>,
         activity: Option<Arc<Activity>>,
     ) -> Arc<Self> {
         let router = self.router.clone();
@@ -91,9 +92,10 @@ impl Services {
         let callers = self.callers.clone();
         let quotas = self.quotas.clone();
         let network = || CallerOrigin::network(peer.map(|peer| peer.ip()));
-        let origin = name.map_or_else(network, CallerOrigin::Name);
+        let access = client.as_ref().map(|client| client.access).unwrap_or_default();
+        let origin = client.and_then(|client| client.name).map_or_else(network, CallerOrigin::Name);
         // One per connection: connections on different cores must not share a reference count.
-        let caller = self.callers.connected(origin.clone());
+        let caller = self.callers.connected(origin.clone(), access);
         Arc::new(Self { router, api, quotas, peer, origin, activity, callers, caller })
     }
 

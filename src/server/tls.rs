@@ -14,7 +14,7 @@ use rustls::{
     },
     sign::SingleCertAndKey,
 };
-use tollgate_counter::time::Clock;
+use tollgate_counter::{resilience::CallerAccess, time::Clock};
 use tollgate_net::certificates::{
     BadFile, OwnCertificate, SystemTime, authorities, own_certificate, read_file, rfc3339, unix_time,
 };
@@ -44,6 +44,15 @@ pub(super) struct ListenerCertificates {
     active: ArcSwap<ServerConfig>,
     // The fingerprint of the files at the start.
     initial: u128,
+}
+
+/// What the certificate of a client says, which was verified.
+#[derive(Debug)]
+pub(super) struct CertifiedClient {
+    /// Its first DNS name or URI, otherwise its subject.
+    pub(super) name: Option<Box<[u8]>>,
+    /// Whether it has one of the names that may change limits.
+    pub(super) access: CallerAccess,
 }
 
 /// Contents of the files.
@@ -82,6 +91,14 @@ impl ListenerCertificates {
     /// The configuration for new connections.
     pub(super) fn active(&self) -> Arc<ServerConfig> {
         self.active.load_full()
+    }
+
+    /// The client with this certificate, which was verified.
+    pub(super) fn client(&self, certificate: &CertificateDer<'_>) -> CertifiedClient {
+        // A certificate that cannot be read again has no names.
+        let may_set = has_listed_san(certificate, &self.reader.files.limits_san).unwrap_or(false);
+        let access = if may_set { CallerAccess::Limits } else { CallerAccess::Callers };
+        CertifiedClient { name: client_name(certificate), access }
     }
 
     /// Reloads the files when they change, for as long as it is polled.
@@ -193,7 +210,7 @@ impl TlsFilesReader {
 }
 
 /// The name of a client by its certificate, which was verified: its first DNS name or URI, otherwise its subject.
-pub(super) fn client_name(certificate: &CertificateDer<'_>) -> Option<Box<[u8]>> {
+fn client_name(certificate: &CertificateDer<'_>) -> Option<Box<[u8]>> {
     let leaf = webpki::EndEntityCert::try_from(certificate).ok()?;
     let name = leaf.valid_dns_names().next().map(str::to_ascii_lowercase);
     let name = name.or_else(|| leaf.valid_uri_names().next().map(str::to_owned));
@@ -208,30 +225,28 @@ struct SanVerifier {
     names: Vec<CertificateName>,
 }
 
-impl SanVerifier {
-    fn has_listed_san(&self, certificate: &CertificateDer<'_>) -> Result<bool, rustls::Error> {
-        let has_ip = |address| {
-            let name = ServerName::IpAddress(address);
-            Ok::<_, rustls::Error>(
-                verify_server_name(&ParsedCertificate::try_from(certificate)?, &name).is_ok(),
-            )
+/// Whether a certificate has one of these subject alternative names.
+fn has_listed_san(
+    certificate: &CertificateDer<'_>,
+    names: &[CertificateName],
+) -> Result<bool, rustls::Error> {
+    let has_ip = |address| {
+        let name = ServerName::IpAddress(address);
+        Ok::<_, rustls::Error>(verify_server_name(&ParsedCertificate::try_from(certificate)?, &name).is_ok())
+    };
+    let leaf = webpki::EndEntityCert::try_from(certificate)
+        .map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
+    for name in names {
+        let is_listed = match name {
+            CertificateName::Dns(host) => leaf.valid_dns_names().any(|name| name.eq_ignore_ascii_case(host)),
+            CertificateName::Uri(uri) => leaf.valid_uri_names().any(|name| name == uri),
+            CertificateName::Ip(address) => has_ip((*address).into())?,
         };
-        let leaf = webpki::EndEntityCert::try_from(certificate)
-            .map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
-        for name in &self.names {
-            let is_listed = match name {
-                CertificateName::Dns(host) => {
-                    leaf.valid_dns_names().any(|name| name.eq_ignore_ascii_case(host))
-                }
-                CertificateName::Uri(uri) => leaf.valid_uri_names().any(|name| name == uri),
-                CertificateName::Ip(address) => has_ip((*address).into())?,
-            };
-            if is_listed {
-                return Ok(true);
-            }
+        if is_listed {
+            return Ok(true);
         }
-        Ok(false)
     }
+    Ok(false)
 }
 
 impl ClientCertVerifier for SanVerifier {
@@ -246,7 +261,7 @@ impl ClientCertVerifier for SanVerifier {
         now: UnixTime,
     ) -> Result<ClientCertVerified, rustls::Error> {
         let verified = self.verifier.verify_client_cert(end_entity, intermediates, now)?;
-        if self.has_listed_san(end_entity)? {
+        if has_listed_san(end_entity, &self.names)? {
             Ok(verified)
         } else {
             Err(CertificateError::ApplicationVerificationFailure.into())

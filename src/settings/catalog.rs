@@ -165,6 +165,8 @@ settings! {
             "Address of the admin listener; any address but a loopback one requires admin.token_file.";
         token_file: Option<PathBuf> = or_off(path()) => "off"
             "File with the bearer token that admin requests must contain; read for each request, so that it can be replaced.";
+        limits_san: Vec<CertificateName> = certificate_names() => "off"
+            "Names that let a client certificate call for limits of keys without the token, on listeners with tls_client_ca.";
         record: Option<RecordedValues> = or_off(one_of(&[("hashed", RecordedValues::Hashed), ("plain", RecordedValues::Plain)])) => "off"
             "Whether /record may show the requests that are decided: with hashes of the values of descriptors, or with the values.";
         max_connections: usize = count(COUNT_MAX) => "100"

@@ -16,7 +16,7 @@ use crate::{
     api::admin::{EffectiveSetting, SettingOrigin},
     persistence,
     settings::{
-        Admin, Drain, ListenerTlsFiles, Settings, TlsSettings,
+        Admin, CertificateName, Drain, ListenerTlsFiles, Settings, TlsSettings,
         catalog::{
             CATALOG, Counters, LimitCacheSize, LimitCalls, Links, Redis, RedisCounters, Rules, RulesUrl,
             SettingsDraft, TlsFiles, Xds,
@@ -98,8 +98,8 @@ impl SettingsDraft {
         let settings = Settings {
             rules,
             tls: TlsSettings {
-                grpc: self.grpc_tls.read("grpc.tls_", &mut conflicts),
-                http: self.http_tls.read("http.tls_", &mut conflicts),
+                grpc: self.grpc_tls.read("grpc.tls_", &admin.limits_san, &mut conflicts),
+                http: self.http_tls.read("http.tls_", &admin.limits_san, &mut conflicts),
                 poll_interval,
             },
             limits,
@@ -267,7 +267,12 @@ fn redis_kind(given: &[EffectiveSetting]) -> &'static str {
 
 impl TlsFiles {
     /// `None` without a certificate. The names of the settings begin with `prefix`.
-    fn read(self, prefix: &str, conflicts: &mut Conflicts) -> Option<ListenerTlsFiles> {
+    fn read(
+        self,
+        prefix: &str,
+        limits_san: &[CertificateName],
+        conflicts: &mut Conflicts,
+    ) -> Option<ListenerTlsFiles> {
         let Self { cert, key, client_ca, client_san } = self;
         let has_cert = ("cert", cert.is_some());
         let has_key = ("key", key.is_some());
@@ -275,7 +280,8 @@ impl TlsFiles {
         let has_san = ("client_san", !client_san.is_empty());
         let needs = [(has_cert, has_key), (has_key, has_cert), (has_ca, has_cert), (has_san, has_ca)];
         conflicts.require(prefix, &needs);
-        Some(ListenerTlsFiles { cert: cert?, key: key?, client_ca, client_san })
+        let limits_san = limits_san.to_vec();
+        Some(ListenerTlsFiles { cert: cert?, key: key?, client_ca, client_san, limits_san })
     }
 }
 
@@ -288,6 +294,13 @@ impl Settings {
         if token_file.is_none() && !listen.ip().to_canonical().is_loopback() {
             let what = "is not a loopback address, so admin.token_file must be set: admin requests can reset counters";
             conflicts.add(format!("admin.listen: {listen} {what}"));
+        }
+        let listeners = [&self.tls.grpc, &self.tls.http].into_iter().flatten();
+        if !self.admin.limits_san.is_empty()
+            && listeners.filter_map(|tls| tls.client_ca.as_ref()).count() == 0
+        {
+            let needed = "grpc.tls_client_ca or http.tls_client_ca";
+            conflicts.add(format!("admin.limits_san needs {needed}, which are not set"));
         }
         if self.rlqs.enabled && self.shared_store.is_some() {
             // Each replica would give clients the whole limit.

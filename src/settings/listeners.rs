@@ -21,6 +21,8 @@ pub struct ListenerTlsFiles {
     pub client_ca: Option<PathBuf>,
     /// The names of which a client certificate must have at least one; empty allows any.
     pub client_san: Vec<CertificateName>,
+    /// The names of which a client certificate must have one to change limits without the admin token.
+    pub limits_san: Vec<CertificateName>,
 }
 
 /// The certificates of the listeners; a listener without certificates speaks plaintext.

@@ -8,7 +8,6 @@ pub mod divider;
 pub mod fuzz;
 mod held_counter;
 mod holds;
-mod key_hasher;
 mod memory;
 mod operation;
 mod reservation;
@@ -24,7 +23,6 @@ pub use check::{Check, CheckRole, LimitOrigin, OnFull, OnRefusal, Refusal, refus
 pub use decisions::{Checks, CounterOutcomes, Decisions, SingleDecision};
 pub use held_counter::{Exhausted, HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
-pub use key_hasher::{KeyHash, KeyHasher};
 pub use memory::{
     CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement, ReserveError,
     SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
@@ -41,7 +39,7 @@ pub use side_data::{
     OWN_LIMIT_TAG, OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitPage, OwnLimitPosition,
     OwnLimitRefusal, OwnLimitState, SlotOwnLimits, read_own_limit,
 };
-pub use slot::{SLOTS, Slot};
+pub use slot::{KeyHash, KeyHasher, SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};
 pub use slot_data::{Consumption, SlotChanges, SlotData, SlotDecodeError};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};

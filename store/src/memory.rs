@@ -353,7 +353,8 @@ impl Memory {
         refused: impl FnOnce(&[Decision]) -> bool,
     ) -> DryRun {
         let locked = LockedSlots::new(self, checks, now);
-        let before = checks.iter().map(|check| locked.state_of(check)).collect();
+        let state = |check: &Check<'_>| locked.state(check.key, check.limit, locked.own_terms_of(check));
+        let before = checks.iter().map(state).collect();
         let own = locked.each_own_terms(checks);
         let copies = checks.iter().map(|check| (check.key, locked.held(check.key)));
         let mut copies: BTreeMap<Key, HeldCounter> = copies.collect();
@@ -370,7 +371,8 @@ impl Memory {
 
     /// The state of the counter of `key`, of the kind of `limit`.
     pub fn peek(&self, key: Key, limit: &Limit, now: Timestamp) -> CounterState {
-        LockedSlots::for_key(self, key, now).state(key, limit)
+        let locked = LockedSlots::for_key(self, key, now);
+        locked.state(key, limit, locked.own_terms(key))
     }
 
     /// The limit of its own of `key`.

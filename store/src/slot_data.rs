@@ -19,8 +19,8 @@ use crate::{
     budget::{Budget, MemoryReservation},
     held_counter::HeldCounter,
     holds::Holds,
-    key_hasher::{ByKey, CUT_DIVISOR, KeyHasher, bytes_of_map, bytes_of_side_data},
     side_data::{CounterUsage, OwnLimit, SideData},
+    slot::{ByKey, CUT_DIVISOR, KeyHasher, bytes_of_map},
     table::SlotTable,
 };
 
@@ -362,6 +362,12 @@ impl SlotData {
     fn account(&mut self) {
         self.reservation.set(self.bytes());
     }
+}
+
+/// The approximate memory, in bytes.
+fn bytes_of_side_data(side_data: &ByKey<Box<SideData>>) -> usize {
+    let capacity = side_data.capacity() * size_of::<(Key, Box<SideData>)>() * 5 / 4;
+    capacity + side_data.values().map(|side_data| side_data.size().bytes).sum::<usize>()
 }
 
 /// Compares the content, not the budget.

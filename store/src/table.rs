@@ -9,8 +9,8 @@ use tollgate_counter::{
 
 use crate::{
     holds::{CounterCopy, Holds},
-    key_hasher::ByKey,
     side_data::{CounterGrant, OwnLimit, SideData, SideDataSize},
+    slot::ByKey,
 };
 
 mod eviction;

@@ -64,9 +64,12 @@ macro_rules! metrics {
 
 pub use metrics;
 
-/// A page of metrics under construction.
+/// A page of metrics under construction, with all metrics or `only` those with these names.
 #[derive(Debug, Default)]
-pub struct Page(String);
+pub struct Page<'n> {
+    text: String,
+    only: Option<&'n [&'n str]>,
+}
 
 /// One metric on a page.
 #[derive(Debug)]
@@ -75,31 +78,31 @@ pub struct Family<'p> {
     metric: Metric,
 }
 
-impl Page {
+impl<'n> Page<'n> {
+    /// An empty page, which takes only metrics with these names.
+    pub fn only(names: &'n [&'n str]) -> Self {
+        Self { text: String::new(), only: Some(names) }
+    }
+
     /// Begins a metric. Each metric may occur only once on a page.
     fn family(&mut self, metric: Metric) -> Family<'_> {
         let Metric { name, kind, help, .. } = metric;
-        write(&mut self.0, format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
-        Family { page: &mut self.0, metric }
+        write(&mut self.text, format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
+        Family { page: &mut self.text, metric }
     }
 
-    /// Adds all metrics of a table.
+    /// Adds the metrics of a table.
     pub fn add<R>(&mut self, rows: &[Row<R>], reading: &R) {
-        for Row { metric, series } in rows {
-            series(reading, &mut self.family(*metric));
-        }
-    }
-
-    /// Adds the metrics of a table with these names.
-    pub fn add_named<R>(&mut self, rows: &[Row<R>], names: &[&str], reading: &R) {
-        for Row { metric, series } in rows.iter().filter(|row| names.contains(&row.metric.name)) {
+        let only = self.only;
+        let is_wanted = |row: &&Row<R>| only.is_none_or(|names| names.contains(&row.metric.name));
+        for Row { metric, series } in rows.iter().filter(is_wanted) {
             series(reading, &mut self.family(*metric));
         }
     }
 
     /// Each series as the page names it, with its labels, and its value.
     pub fn series(&self) -> impl Iterator<Item = (&str, f64)> {
-        let lines = self.0.lines().filter(|line| !line.starts_with('#'));
+        let lines = self.text.lines().filter(|line| !line.starts_with('#'));
         lines
             .filter_map(|line| line.rsplit_once(' '))
             .filter_map(|(name, value)| Some((name, value.parse().ok()?)))
@@ -107,7 +110,7 @@ impl Page {
 
     /// The text of the page.
     pub fn finish(self) -> String {
-        self.0
+        self.text
     }
 }
 
@@ -241,9 +244,9 @@ mod tests {
 
     #[test]
     fn series_of_named_metrics_are_read_back() {
-        let mut page = Page::default();
+        let mut page = Page::only(&["tollgate_rules", "tollgate_queue_delay_seconds"]);
         let buckets = Buckets { up_to: vec![(0.001, 1)], count: 4, sum: 12.25 };
-        page.add_named(ALL, &["tollgate_rules", "tollgate_queue_delay_seconds"], &buckets);
+        page.add(ALL, &buckets);
         let expected = [
             ("tollgate_rules", 0.5),
             ("tollgate_queue_delay_seconds_bucket{le=\"0.001\"}", 1.0),

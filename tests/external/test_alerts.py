@@ -149,6 +149,10 @@ CASES = {
         counter("tollgate_own_limit_changes_total", 'result="no_memory"')[0],
         counter("tollgate_own_limit_changes_total", 'result="other_version"')[0],
     ),
+    "TollgateLimitLookupsFail": (
+        counter("tollgate_limit_lookups_total", 'outcome="failed"')[0],
+        counter("tollgate_limit_lookups_total", 'outcome="absent"')[0],
+    ),
     "TollgateClockStepped": counter("tollgate_clock_steps_total", 'direction="back"'),
     "TollgateNoRules": gauge("tollgate_rules_generation", 0, 1),
     "TollgateRulesStale": gauge("tollgate_rules_stale", 1, 0),

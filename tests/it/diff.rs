@@ -292,7 +292,8 @@ async fn narrowed_bounds_of_own_limits_are_a_warning() {
         ),
         (
             rules("leaky_bucket", ", own: {burst: {max: 90}}"),
-            "they belong to the counters of before; `tollgate limits export` them first, and import them \
+            "they belong to the counters of before, and are dropped a day after the algorithm or window has \
+             changed; `tollgate limits export` them first, and import them \
              afterwards",
         ),
     ] {

@@ -171,6 +171,21 @@ async fn faults_in_rules_are_found_with_their_places() {
 }
 
 #[tokio::test]
+async fn rule_that_looks_up_limits_without_a_source_is_found() {
+    const RULES: &str = "
+domain: shop
+descriptors:
+  - {key: user, rate_limit: {name: per_user, unit: day, requests_per_unit: 3, own: {from: source}}}
+";
+    let service = Service::start(RULES).await;
+    let finding = only(&service, "no_limits_source").await;
+    assert!(what(&finding).contains("per_user"), "{finding}");
+    let url = ("limits.url", "http://127.0.0.1:1/{domain}/{descriptor}");
+    let service = Service::start_with(RULES, &[("limits.source", "url"), url]).await;
+    assert_eq!(findings(&service).await, [] as [Value; 0]);
+}
+
+#[tokio::test]
 async fn shadow_mode_of_all_rules_is_found() {
     let service = Service::start_with(RULES, &[("limiter.shadow_mode", "true")]).await;
     only(&service, "shadow_mode").await;

@@ -21,7 +21,7 @@ const DOORS: [(&str, &str); 13] = [
           Problem Problems Request RequestError Reservation SettleOutcome Settled Status limiter \
           shared_limiter tower",
     ),
-    ("net", "accept bearer_token certificates http_client private_file"),
+    ("net", "accept certificates http_client private_file"),
     ("quota", "METRICS QuotaService QuotaSettings QuotaStream QuotaTotals STREAM_PATH fuzz"),
     (
         "remote",

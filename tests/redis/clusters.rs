@@ -246,29 +246,48 @@ async fn moved_hash_slot_keeps_its_counters() {
     charge_all(96).await;
 }
 
+/// A master and its follower, which three sentinels watch as `counters`.
+pub struct Watched {
+    pub master: Server,
+    pub follower: Server,
+    sentinels: Vec<Server>,
+}
+
+impl Watched {
+    pub async fn start() -> Self {
+        let master = Server::start(&[]);
+        let follower = Server::start(&["--replicaof", "127.0.0.1", &master.port().to_string()]);
+        until("the follower follows", || {
+            follower.run::<String>("INFO replication").contains("master_link_status:up")
+        })
+        .await;
+        let sentinels: Vec<Server> = (0..3).map(|_| Server::start_sentinel(master.port())).collect();
+        until("the sentinels know each other and the follower", || {
+            sentinels.iter().all(|sentinel| {
+                let info: String = sentinel.run("INFO sentinel");
+                info.contains("slaves=1") && info.contains("sentinels=3")
+            })
+        })
+        .await;
+        Self { master, follower, sentinels }
+    }
+
+    /// The addresses of the sentinels.
+    pub fn urls(&self) -> Vec<String> {
+        self.sentinels.iter().map(Server::url).collect()
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_name_the_next_master_after_a_failover() {
-    let mut master = Server::start(&[]);
-    let follower = Server::start(&["--replicaof", "127.0.0.1", &master.port().to_string()]);
-    until("the follower follows", || {
-        follower.run::<String>("INFO replication").contains("master_link_status:up")
-    })
-    .await;
-    let sentinels: Vec<Server> = (0..3).map(|_| Server::start_sentinel(master.port())).collect();
-    until("the sentinels know each other and the follower", || {
-        sentinels.iter().all(|sentinel| {
-            let info: String = sentinel.run("INFO sentinel");
-            info.contains("slaves=1") && info.contains("sentinels=3")
-        })
-    })
-    .await;
-    let urls: Vec<String> = sentinels.iter().map(Server::url).collect();
+    let mut watched = Watched::start().await;
+    let urls = watched.urls();
     let mode = StoreMode::Sentinel { service: "counters".to_owned() };
     let replica = Replica::ready(SharedStoreSettings { mode, ..settings(&urls) }).await;
     let limit = a_day(1_000);
     assert_eq!(replica.check(key("a"), &limit, CHARGE).await.remaining, 999);
-    until("the follower has the counter", || follower.run::<u64>("DBSIZE") >= 3).await;
-    master.kill();
+    until("the follower has the counter", || watched.follower.run::<u64>("DBSIZE") >= 3).await;
+    watched.master.kill();
     let started = Instant::now();
     let after = loop {
         let decided = replica.decide(&[check(key("a"), &limit, CHARGE)]).await;

@@ -1,13 +1,16 @@
 //! Limits of keys that a real server names.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
+use tokio::time::sleep;
 use tollgate_wire::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, rate_limit::Unit};
 
 use crate::{
+    clusters::Watched,
     harness::{Service, http, request_for, send, until},
-    server::Server,
+    server::{PATIENCE, Server},
+    tls::start_with_tls,
 };
 
 const RULES: &str = "
@@ -26,12 +29,18 @@ descriptors:
       {algorithm: token_bucket, unit: minute, requests_per_unit: 3, own: {from: source, burst: {max: 50}}}
 ";
 
+/// A value that a new master has.
+const NEXT: &str = r#"{"requests_per_unit":4}"#;
+
 /// A service with counters in memory that looks up limits in this server, and waits for them.
 async fn start(server: &Server, more: &[(&str, &str)]) -> Service {
-    let url = server.url();
+    start_at(&server.url(), more).await
+}
+
+async fn start_at(urls: &str, more: &[(&str, &str)]) -> Service {
     let settings = [
         ("limits.source", "redis"),
-        ("store.redis.urls", url.as_str()),
+        ("store.redis.urls", urls),
         ("limits.wait", "1s"),
         ("api.dynamic_metadata", "true"),
     ];
@@ -134,6 +143,74 @@ async fn store_that_is_down_forgets_no_limit_and_delays_no_call_twice() {
         (status.current_limit?.requests_per_unit == 7).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn outages_of_a_store_with_tls_neither_delay_nor_forget() {
+    // Far below the time for the server, and far above the wait.
+    const LONG: Duration = Duration::from_secs(10);
+    let (mut server, url, folder) = start_with_tls();
+    set(&server, "user=a", r#"{"requests_per_unit":2}"#);
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let [ca, cert, key] = ["ca.pem", "cert.pem", "key.pem"].map(file);
+    let settings = [
+        ("store.redis.ca", ca.as_str()),
+        ("store.redis.cert", &cert),
+        ("store.redis.key", &key),
+        ("store.redis.timeout", "30s"),
+        ("limits.cache.ttl", "10s"),
+        ("limits.wait", "50ms"),
+    ];
+    let service = start_at(&url, &settings).await;
+    until(async || (passed(&service, "user", "a", 1).await == 0).then_some(())).await;
+    let stale_and_new_are_quick = async |new: &str| {
+        service.advance(Duration::from_secs(60));
+        let began = Instant::now();
+        assert_eq!(passed(&service, "user", "a", 3).await, 2, "the known limit decides");
+        assert_eq!(passed(&service, "user", new, 3).await, 3, "the rule decides");
+        assert!(began.elapsed() < LONG, "{:?}", began.elapsed());
+    };
+    // It is connected, and answers nothing.
+    server.signal("STOP");
+    stale_and_new_are_quick("b").await;
+    server.signal("CONT");
+    server.kill();
+    stale_and_new_are_quick("c").await;
+    server.restart();
+    set(&server, "user=a", r#"{"requests_per_unit":7}"#);
+    until(async || {
+        service.advance(Duration::from_secs(10));
+        let status = service.status(request_for("api", "user", "a")).await;
+        (status.current_limit?.requests_per_unit == 7).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_outlive_a_failover_and_come_from_the_next_master() {
+    let mut watched = Watched::start().await;
+    set(&watched.master, "user=a", r#"{"requests_per_unit":2}"#);
+    let urls = watched.urls().join(",");
+    let sentinels = [
+        ("store.redis.mode", "sentinel"),
+        ("store.redis.sentinel_service", "counters"),
+        ("limits.cache.ttl", "10s"),
+    ];
+    let service = start_at(&urls, &sentinels).await;
+    let limit = async || {
+        service.advance(Duration::from_secs(10));
+        service.status(request_for("api", "user", "a")).await.current_limit.unwrap().requests_per_unit
+    };
+    until(async || (limit().await == 2).then_some(())).await;
+    until(async || (watched.follower.run::<u64>("DBSIZE") == 1).then_some(())).await;
+    watched.master.kill();
+    let begun = Instant::now();
+    while let Err(error) = watched.follower.try_run::<()>(&format!("SET limits:api:user=a {NEXT}")) {
+        assert_eq!(limit().await, 2, "what is known decides");
+        assert!(begun.elapsed() < 2 * PATIENCE, "{error}");
+        sleep(Duration::from_millis(50)).await;
+    }
+    until(async || (limit().await == 4).then_some(())).await;
 }
 
 #[tokio::test]

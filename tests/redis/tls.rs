@@ -5,6 +5,7 @@ use std::{fs, path::Path};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
 };
+use tempfile::TempDir;
 use tollgate_counter::algorithm::Operation;
 use tollgate_shared_store::{SharedStoreSettings, SharedStoreState, StoreTlsFiles};
 
@@ -28,12 +29,11 @@ fn write_certificates(folder: &Path) {
     fs::write(folder.join("key.pem"), key.serialize_pem()).unwrap();
 }
 
-#[tokio::test]
-async fn server_with_tls_needs_authority_and_client_certificate() {
+/// A server with TLS that requires a certificate, its address, and the folder of the certificates.
+pub fn start_with_tls() -> (Server, String, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     write_certificates(folder.path());
-    let file = |name: &str| folder.path().join(name);
-    let text = |name: &str| file(name).to_str().unwrap().to_owned();
+    let text = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (server, port) = Server::start_tls(&[
         "--tls-cert-file",
         &text("cert.pem"),
@@ -44,7 +44,13 @@ async fn server_with_tls_needs_authority_and_client_certificate() {
         "--tls-auth-clients",
         "yes",
     ]);
-    let url = format!("rediss://localhost:{port}");
+    (server, format!("rediss://localhost:{port}"), folder)
+}
+
+#[tokio::test]
+async fn server_with_tls_needs_authority_and_client_certificate() {
+    let (server, url, folder) = start_with_tls();
+    let file = |name: &str| folder.path().join(name);
     let client = Some((file("cert.pem"), file("key.pem")));
     let tls = StoreTlsFiles { ca: Some(file("ca.pem")), client };
     let replica = Replica::ready(SharedStoreSettings { tls, ..settings(std::slice::from_ref(&url)) }).await;

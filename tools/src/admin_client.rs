@@ -56,72 +56,53 @@ pub(super) fn ask(matches: &ArgMatches, call: &AdminCall) -> Result<Value, Strin
 
 /// The JSON that the server of the arguments answers, for a command that waits by itself.
 pub(super) async fn answer(matches: &ArgMatches, call: &AdminCall) -> Result<Value, String> {
-    let server = AdminClient::new(matches);
+    let to = matches.get_one::<String>("to").map(String::as_str).unwrap_or_default();
     let answered = async {
-        let answer = server.open(call).await?;
-        let body = answer.whole_body(ANSWER_BYTES_MAX).await.map_err(|error| server.no_answer(error))?;
-        serde_json::from_slice(&body).map_err(|error| server.no_answer(error))
-    };
-    server.in_time(answered).await
-}
-
-/// The admin listener that the arguments name.
-struct AdminClient {
-    to: String,
-    token_file: Option<PathBuf>,
-}
-
-impl AdminClient {
-    fn new(matches: &ArgMatches) -> Self {
-        let to = matches.get_one::<String>("to").cloned().unwrap_or_default();
-        Self { to, token_file: matches.get_one::<PathBuf>("token-file").cloned() }
-    }
-
-    /// Why the server has given no answer.
-    fn no_answer(&self, why: impl fmt::Display) -> String {
-        format!("no answer from {}: {why}", self.to)
-    }
-
-    /// What `work` returns, or an error if that takes more time than an answer may.
-    async fn in_time<T>(&self, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
-        let none = |_| Err(self.no_answer(format_args!("none within {} s", TIMEOUT.as_secs())));
-        timeout(TIMEOUT, work).await.unwrap_or_else(none)
-    }
-
-    /// Sends a request over a connection of its own, with the token that the file has now. Any status other than 200 is
-    /// an error.
-    async fn open(&self, call: &AdminCall) -> Result<HttpResponse, String> {
-        let token = self.token()?;
-        let answered = send(&self.to, token.as_deref(), call).await;
-        let answer = answered.map_err(|error| self.no_answer(error))?;
-        let status = answer.head.status;
-        let headers = &answer.head.headers;
-        if status == StatusCode::OK {
-            return Ok(answer);
+        let token = token(matches)?;
+        let answer = send(to, token.as_deref(), call).await.map_err(|error| no_answer(to, error))?;
+        if answer.head.status != StatusCode::OK {
+            return Err(refusal(to, answer).await);
         }
-        // An admin listener has no text for paths that it does not have.
-        let has_text =
-            headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
-        let body = answer.whole_body(REFUSAL_BYTES_MAX).await.map_err(|error| self.no_answer(error))?;
-        let text = first_line(&body);
-        let to = &self.to;
-        Err(match status {
-            StatusCode::NOT_FOUND if !has_text => {
-                self.no_answer("there is no such page; is this an admin listener?")
-            }
-            StatusCode::UNAUTHORIZED => format!("{to} requires a token: {text}; set --token-file"),
-            _ => format!("{to} refused the request: {text}"),
-        })
-    }
+        let body = answer.whole_body(ANSWER_BYTES_MAX).await.map_err(|error| no_answer(to, error))?;
+        serde_json::from_slice(&body).map_err(|error| no_answer(to, error))
+    };
+    let none = |_| Err(no_answer(to, format_args!("none within {} s", TIMEOUT.as_secs())));
+    timeout(TIMEOUT, answered).await.unwrap_or_else(none)
+}
 
-    fn token(&self) -> Result<Option<String>, String> {
-        let Some(path) = &self.token_file else { return Ok(None) };
-        let text =
-            fs::read_to_string(path).map_err(|error| format!("--token-file: {}: {error}", path.display()))?;
-        Ok(Some(text.trim().to_owned()))
+/// Why the server has given no answer.
+fn no_answer(to: &str, why: impl fmt::Display) -> String {
+    format!("no answer from {to}: {why}")
+}
+
+/// Why the server has answered with another status than 200.
+async fn refusal(to: &str, answer: HttpResponse) -> String {
+    let status = answer.head.status;
+    // An admin listener has no text for paths that it does not have.
+    let kind = answer.head.headers.get(CONTENT_TYPE);
+    let has_text = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/plain"));
+    let text = match answer.whole_body(REFUSAL_BYTES_MAX).await {
+        Ok(body) => first_line(&body),
+        Err(error) => return no_answer(to, error),
+    };
+    match status {
+        StatusCode::NOT_FOUND if !has_text => {
+            no_answer(to, "there is no such page; is this an admin listener?")
+        }
+        StatusCode::UNAUTHORIZED => format!("{to} requires a token: {text}; set --token-file"),
+        _ => format!("{to} refused the request: {text}"),
     }
 }
 
+/// The token that the file of the arguments has now.
+fn token(matches: &ArgMatches) -> Result<Option<String>, String> {
+    let Some(path) = matches.get_one::<PathBuf>("token-file") else { return Ok(None) };
+    let text =
+        fs::read_to_string(path).map_err(|error| format!("--token-file: {}: {error}", path.display()))?;
+    Ok(Some(text.trim().to_owned()))
+}
+
+/// Sends a request over a connection of its own.
 async fn send(
     to: &str,
     token: Option<&str>,

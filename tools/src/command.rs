@@ -9,6 +9,7 @@ use std::{
 #[cfg(any(test, feature = "testing"))]
 use clap::Command;
 use clap::{Arg, ArgAction, ValueHint, value_parser};
+use serde_json::Value;
 use tokio::{
     runtime,
     signal::unix::{Signal, SignalKind, signal},
@@ -166,6 +167,16 @@ pub fn print(bytes: &[u8]) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The text of a value of an answer, for a terminal; empty if it has none.
+pub(super) fn text(value: &Value) -> String {
+    value.as_str().map(printable::escaped).unwrap_or_default()
+}
+
+/// The items of a value of an answer; none if it is no list.
+pub(super) fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
 }
 
 /// JSON with hidden characters in the escapes of JSON, for a terminal.

@@ -12,7 +12,7 @@ use tollgate_wire::{
 
 use crate::{
     admin_client,
-    command::{examples, flag, printable_json, value},
+    command::{examples, flag, printable_json, text, value},
     request,
 };
 
@@ -47,7 +47,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
 }
 
 fn readable(answer: &Value) -> String {
-    let text = |name: &str| answer[name].as_str().map(escaped).unwrap_or_default();
+    let text = |name: &str| text(&answer[name]);
     let label = rule_label(&answer["rule"], &answer["name"]);
     let mut lines = vec![format!("{} of rule {label}: {}", text("key"), text("limit"))];
     if answer["before"].is_object() {
@@ -68,7 +68,7 @@ fn readable(answer: &Value) -> String {
 
 /// The name of a rule with its path, or its path.
 pub(super) fn rule_label(path: &Value, name: &Value) -> String {
-    let path = path.as_str().map(escaped).unwrap_or_default();
+    let path = text(path);
     name.as_str().map_or_else(|| path.clone(), |name| format!("{} ({path})", escaped(name)))
 }
 
@@ -77,8 +77,7 @@ fn held(held: &Value) -> Vec<String> {
     let Some(first) = held["first"].as_array() else { return Vec::new() };
     let mut lines = vec![format!("  {} hits held by {} reservations", held["hits"], held["reservations"])];
     lines.extend(first.iter().map(|hold| {
-        let [id, on_expiry] =
-            ["id", "on_expiry"].map(|name| hold[name].as_str().map(escaped).unwrap_or_default());
+        let [id, on_expiry] = ["id", "on_expiry"].map(|name| text(&hold[name]));
         format!("    {id}: {} hits, expires in {} ms: {on_expiry}", hold["hits"], hold["expires_after_ms"])
     }));
     lines
@@ -87,8 +86,7 @@ fn held(held: &Value) -> Vec<String> {
 /// The refusals that a counter has recorded.
 pub(super) fn own_limit(own: &Value) -> Option<String> {
     own.is_object().then(|| {
-        let text = |name: &str| own[name].as_str().map(escaped).unwrap_or_default();
-        let note = text("note");
+        let note = text(&own["note"]);
         let note = if note.is_empty() { note } else { format!("; {note}") };
         format!("  its own limit: {}{note}", own["numbers"])
     })

@@ -10,7 +10,7 @@ use tollgate_wire::descriptor_text;
 
 use crate::{
     admin_client,
-    command::{NO_RULE, OVER_LIMIT, examples, printable_json},
+    command::{NO_RULE, OVER_LIMIT, examples, list, printable_json, text},
     counters::{own_limit, penalty, rule_label},
     request,
 };
@@ -202,12 +202,4 @@ fn looked_up(level: &Value, lines: &mut Vec<String>) {
 
 fn outcome(of: &Value) -> &'static str {
     if of["code"] == "OK" { "passed" } else { "over limit" }
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().map(escaped).unwrap_or_default()
-}
-
-fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
 }

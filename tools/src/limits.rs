@@ -9,7 +9,7 @@ use tollgate_wire::proto::envoy::extensions::common::ratelimit::v3::rate_limit_d
 
 use crate::{
     admin_client::{self, AdminCall},
-    command::{examples, flag, one_of, printable_json, value},
+    command::{examples, flag, list, one_of, printable_json, text, value},
     request,
 };
 
@@ -146,7 +146,7 @@ fn one_result(answer: &Value) -> Result<String, String> {
     if let Some(why) = error(result) {
         return Err(why);
     }
-    let rule = result["rule"].as_str().map(printable::escaped).unwrap_or_default();
+    let rule = text(&result["rule"]);
     Ok(match &result["limit"] {
         Value::Null => format!("no limit of its own: the numbers of rule {rule} apply"),
         limit => format!("{} by rule {rule}", readable(limit)),
@@ -155,8 +155,7 @@ fn one_result(answer: &Value) -> Result<String, String> {
 
 /// A limit on one line.
 fn readable(limit: &Value) -> String {
-    let text = |value: &Value| value.as_str().map(printable::escaped).unwrap_or_default();
-    let entries = limit["key"]["entries"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let entries = list(&limit["key"]["entries"]);
     let entries: Vec<_> =
         entries.iter().map(|entry| format!("{}={}", text(&entry["key"]), text(&entry["value"]))).collect();
     let numbers = NUMBERS.iter().filter_map(|(flag, field)| {
@@ -183,7 +182,7 @@ fn listed(
     let mut body = json!({"domain": domain(matches), "prefix": entries(matches), "pageSize": 1_000});
     loop {
         let page = call(matches, "list", &body)?;
-        for limit in page["limits"].as_array().into_iter().flatten() {
+        for limit in list(&page["limits"]) {
             lines.push(line(limit)?);
         }
         match page["nextPageToken"].as_str() {

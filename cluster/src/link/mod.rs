@@ -37,7 +37,7 @@ mod ticks;
 
 pub use addresses::Strangers;
 pub use advertise::is_host_port;
-pub use seeds::{SeedFailures, SeedState};
+pub use hub::{SeedFailures, SeedState};
 pub use stats::{LinkFailure, LinkStats};
 #[cfg(test)]
 pub(super) use ticks::interval as heartbeat_interval;

@@ -41,6 +41,7 @@ mod ticks;
 mod view;
 
 pub(crate) use context::NodeSettings;
+pub use context::Tuning;
 pub use membership::MemberDeparture;
 pub(crate) use output::{NodeAction, NodeStats, Ticket};
 pub(crate) use ticks::{TICK, TICK_IDLE};

@@ -29,10 +29,21 @@ pub struct Caller(Arc<Use>);
 struct Use {
     // That of the certificate.
     name: Option<Box<[u8]>>,
+    access: CallerAccess,
     // Checks that wait for a remote decision.
     open_checks: AtomicUsize,
     // Of all connections of the same origin, those that were closed included.
     ids: Arc<IdAccount>,
+}
+
+/// What a caller may do without the admin token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CallerAccess {
+    /// What every caller may.
+    #[default]
+    Callers,
+    /// Set, read, remove and list limits of keys of their own, too.
+    Limits,
 }
 
 /// Where the calls of a connection come from.
@@ -61,6 +72,11 @@ impl Caller {
     /// The name of the certificate of the caller, if it was verified.
     pub fn name(&self) -> Option<&[u8]> {
         self.0.name.as_deref()
+    }
+
+    /// What it may do without the admin token.
+    pub fn access(&self) -> CallerAccess {
+        self.0.access
     }
 
     /// The open checks of the connection.
@@ -112,14 +128,15 @@ impl CallerRegistry {
     }
 
     /// The caller of a new connection.
-    pub fn connected(&self, origin: CallerOrigin) -> Caller {
+    pub fn connected(&self, origin: CallerOrigin, access: CallerAccess) -> Caller {
         // Each change is whole before anything can panic.
         let mut accounts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let name = match &origin {
             CallerOrigin::Name(name) => Some(name.clone()),
             CallerOrigin::Network(_) => None,
         };
-        Caller(Arc::new(Use { name, open_checks: AtomicUsize::new(0), ids: accounts.account_of(origin) }))
+        let ids = accounts.account_of(origin);
+        Caller(Arc::new(Use { name, access, open_checks: AtomicUsize::new(0), ids }))
     }
 }
 
@@ -181,6 +198,10 @@ mod tests {
         CallerOrigin::network(Some(address.parse().unwrap()))
     }
 
+    fn connect(callers: &CallerRegistry, origin: CallerOrigin) -> Caller {
+        callers.connected(origin, CallerAccess::Callers)
+    }
+
     fn remember(caller: &Caller, id: u64) {
         let record = IdRecord { id, until: NOW.plus(5), bytes: 100 };
         caller.remember_id(record, 1_000_000, NOW);
@@ -189,14 +210,14 @@ mod tests {
     #[test]
     fn ids_of_connections_of_one_network_count_together() {
         let callers = callers();
-        let open: Vec<_> = (0..20).map(|_| callers.connected(network("10.0.0.1"))).collect();
+        let open: Vec<_> = (0..20).map(|_| connect(&callers, network("10.0.0.1"))).collect();
         open.iter().zip(0..).for_each(|(caller, id)| remember(caller, id));
-        for caller in [&open[0], &open[19], &callers.connected(network("::ffff:10.0.0.1"))] {
+        for caller in [&open[0], &open[19], &connect(&callers, network("::ffff:10.0.0.1"))] {
             assert_eq!((caller.id_bytes(NOW), caller.has_id(7, NOW)), (2_000, true));
         }
-        assert_eq!(callers.connected(network("10.0.0.2")).id_bytes(NOW), 0);
+        assert_eq!(connect(&callers, network("10.0.0.2")).id_bytes(NOW), 0);
         drop(open);
-        let next = callers.connected(network("10.0.0.1"));
+        let next = connect(&callers, network("10.0.0.1"));
         assert_eq!(next.id_bytes(NOW), 2_000, "ids of closed connections count");
         remember(&next, 1);
         assert_eq!(next.id_bytes(NOW), 2_000, "the id is known");
@@ -206,21 +227,21 @@ mod tests {
     #[test]
     fn connections_of_one_name_or_ipv6_network_are_one_caller() {
         let callers = callers();
-        let named = || callers.connected(CallerOrigin::Name(b"edge".as_slice().into()));
+        let named = || connect(&callers, CallerOrigin::Name(b"edge".as_slice().into()));
         let first = named();
         remember(&first, 1);
         assert_eq!(named().id_bytes(NOW), 100);
         drop(first);
         assert_eq!(named().id_bytes(NOW), 100);
-        remember(&callers.connected(network("fd00::1")), 2);
-        assert_eq!(callers.connected(network("fd00::2:0:0:1")).id_bytes(NOW), 100);
-        assert_eq!(callers.connected(network("fd00:0:0:1::1")).id_bytes(NOW), 0);
+        remember(&connect(&callers, network("fd00::1")), 2);
+        assert_eq!(connect(&callers, network("fd00::2:0:0:1")).id_bytes(NOW), 100);
+        assert_eq!(connect(&callers, network("fd00:0:0:1::1")).id_bytes(NOW), 0);
     }
 
     #[test]
     fn accounts_are_bounded_and_unused_ones_make_room() {
         let callers = callers();
-        let numbered = |number: usize| callers.connected(CallerOrigin::Name(number.to_be_bytes().into()));
+        let numbered = |number: usize| connect(&callers, CallerOrigin::Name(number.to_be_bytes().into()));
         let held: Vec<_> = (0..ACCOUNTS_MAX).map(numbered).collect();
         for number in ACCOUNTS_MAX..ACCOUNTS_MAX + 2 {
             remember(&numbered(number), number as u64);

@@ -9,7 +9,7 @@ mod caller;
 mod ids;
 
 pub use caller::{CALLER_SHARE, SharedUse};
-pub use caller::{Caller, CallerOrigin, CallerRegistry};
+pub use caller::{Caller, CallerAccess, CallerOrigin, CallerRegistry};
 pub use ids::IdRecord;
 
 /// How long a call may wait for a remote decision: half of the caller's timeout, so that the answer still arrives, and

@@ -207,6 +207,19 @@ impl ActiveView<'_> {
         Ok(CounterRef { rule, limit, displayed_limit, key, now: self.now() })
     }
 
+    /// The counter that a descriptor has by a limit of another kind, as before its rule was changed.
+    pub fn counter_of_kind(
+        &self,
+        domain: &str,
+        entries: &[Entry<'_>],
+        limit: &Limit,
+    ) -> Option<CounterRef<'_>> {
+        let found = self.rules.domain(domain)?.find(entries)?;
+        let key = found.key_of_kind(entries, limit);
+        let displayed_limit = found.rule.displayed_limit;
+        Some(CounterRef { rule: found.rule, limit: limit.clone(), displayed_limit, key, now: self.now() })
+    }
+
     /// Waits until the limits are known that the keys of a request look up, as long as a call does.
     async fn until_limits_are_known(&self, domain: KeyedDomain<'_>, request: &Request<'_>) {
         let mut applied = applied_limits(domain, request);

@@ -127,13 +127,9 @@ pub enum KeyLimit {
     Absent,
     /// It is not known, and not worth waiting for.
     Unknown,
-    /// It is being read.
-    Pending(PendingLimit),
+    /// It is being read. The sender goes away when the look-up has ended.
+    Pending(watch::Receiver<()>),
 }
-
-/// Ends with the look-up of a key.
-#[derive(Clone, Debug)]
-pub struct PendingLimit(watch::Receiver<()>);
 
 /// What is known of a key.
 #[derive(Clone, Debug)]
@@ -175,14 +171,6 @@ impl LimitLookup {
     /// What identifies the value that is known.
     pub fn etag(&self) -> Option<&str> {
         self.known.as_ref()?.etag.as_deref()
-    }
-}
-
-impl PendingLimit {
-    /// Waits until the look-up has ended.
-    pub async fn ended(mut self) {
-        // An error: the sender is gone, because the look-up has ended.
-        let _ = self.0.changed().await;
     }
 }
 
@@ -364,10 +352,10 @@ impl LimitCache {
         own: &Arc<OwnBounds>,
         known: Option<Arc<KnownLimit>>,
         name: impl FnOnce() -> (String, String),
-    ) -> Option<PendingLimit> {
+    ) -> Option<watch::Receiver<()>> {
         let mut pending = self.pending();
         if let Some(under_way) = pending.keys.get(&key) {
-            return Some(PendingLimit(under_way.subscribe()));
+            return Some(under_way.subscribe());
         }
         if pending.keys.len() >= UNDER_WAY_MAX {
             self.stats.skipped.increase();
@@ -379,7 +367,7 @@ impl LimitCache {
         pending.queue.push_back(LimitLookup { key, domain, descriptor, own: own.clone(), known });
         drop(pending);
         self.queued.notify_one();
-        Some(PendingLimit(ended))
+        Some(ended)
     }
 }
 

@@ -9,6 +9,7 @@ use tollgate_rules::KeyedDomain;
 #[cfg(feature = "limits")]
 use {
     smallvec::SmallVec,
+    tokio::sync::watch,
     tollgate_rules::{Match, OwnBounds},
 };
 
@@ -16,7 +17,7 @@ use crate::limiter::{Request, check_set::AppliedLimit};
 #[cfg(feature = "limits")]
 use crate::limiter::{
     check_set::KeyLimitOrigin,
-    limit_cache::{KeyLimit, LimitCache, PendingLimit},
+    limit_cache::{KeyLimit, LimitCache},
 };
 
 /// Where the limits of keys are looked up, if anywhere.
@@ -30,7 +31,7 @@ pub(super) struct LimitSource {
 #[derive(Debug, Default)]
 pub(super) struct PendingLimits {
     #[cfg(feature = "limits")]
-    each: SmallVec<[PendingLimit; 1]>,
+    each: SmallVec<[watch::Receiver<()>; 1]>,
     wait: Duration,
 }
 
@@ -103,8 +104,9 @@ impl PendingLimits {
         }
         let wait = timeout.map_or(self.wait, |timeout| self.wait.min(timeout / 2));
         let all = async {
-            for each in self.each {
-                each.ended().await;
+            for mut each in self.each {
+                // An error: the sender is gone, because the look-up has ended.
+                let _ = each.changed().await;
             }
         };
         // What is not known in time is decided by its rule.

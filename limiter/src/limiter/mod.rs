@@ -102,6 +102,12 @@ impl Limiter {
         Self { limits: LimitSource { cache }, ..self }
     }
 
+    /// Whether it looks up limits of keys.
+    #[cfg(feature = "limits")]
+    pub fn looks_up_limits(&self) -> bool {
+        self.limits.cache.is_some()
+    }
+
     /// Sets the modes that apply to all rules.
     pub fn with_modes(self, modes: Modes) -> Self {
         Self { modes, ..self }
@@ -255,7 +261,8 @@ impl ActiveView<'_> {
         let Ok(decided) = self.limiter.memory.apply_single(&check, self.now()) else {
             self.require_elsewhere()?;
             let set = CheckSet::single(check);
-            return Ok(Some(AnswerOrPlan::Plan(self.plan(request, slice::from_ref(&applied), &set, None))));
+            let plan = Plan::new(self, request, slice::from_ref(&applied), &set, None);
+            return Ok(Some(AnswerOrPlan::Plan(plan)));
         };
         let SingleDecision { decision, charged, own } = decided;
         let status = Status::from_applied(&applied).with_own(own);
@@ -293,7 +300,7 @@ impl ActiveView<'_> {
         let mut applied = applied_limits(domain, request);
         let pending = self.limiter.limits.apply(domain, request, self.now(), &mut applied);
         if !pending.is_empty() {
-            return Ok(AnswerOrPlan::Plan(self.plan_after(pending, request, None)));
+            return Ok(AnswerOrPlan::Plan(Plan::after(pending, self, request, None)));
         }
         let set = CheckSet::new(domain, request, &applied);
         if self.is_tried_here(request) {
@@ -306,7 +313,7 @@ impl ActiveView<'_> {
             }
             self.require_elsewhere()?;
         }
-        Ok(AnswerOrPlan::Plan(self.plan(request, &applied, &set, None)))
+        Ok(AnswerOrPlan::Plan(Plan::new(self, request, &applied, &set, None)))
     }
 
     #[inline]

@@ -69,6 +69,59 @@ impl<A> AnswerOrPlan<A> {
 }
 
 impl Plan {
+    /// The plan of a request with these limits and checks.
+    // `inline(never)`: keeps the stack frame of the common path small.
+    #[inline(never)]
+    pub(super) fn new(
+        view: &ActiveView<'_>,
+        request: &Request<'_>,
+        applied: &[AppliedLimit<'_>],
+        set: &CheckSet<'_>,
+        hold: Option<HoldRequest>,
+    ) -> Box<Self> {
+        let check = |(check, index): (_, &usize)| CounterCheck::new(check, applied[*index].forward_policy());
+        Box::new(Self {
+            rules: Arc::clone(&view.rules),
+            reading: view.reading,
+            request: request.to_owned(),
+            applied: applied.iter().map(PlannedLimit::new).collect(),
+            checks: set.checks.iter().zip(&set.descriptors).map(check).collect(),
+            descriptors: set.descriptors.clone(),
+            deciding: set.deciding,
+            refusal: answer::refusal(view.limiter.modes, applied, set.deciding()),
+            hold,
+            pending: PendingLimits::default(),
+        })
+    }
+
+    /// The plan of a request that waits for the limits of its keys first.
+    #[cold]
+    pub(super) fn after(
+        pending: PendingLimits,
+        view: &ActiveView<'_>,
+        request: &Request<'_>,
+        hold: Option<HoldRequest>,
+    ) -> Box<Self> {
+        Box::new(Self { pending, ..*Self::new(view, request, &[], &CheckSet::default(), hold) })
+    }
+
+    /// The plan of a request that waits no longer for the limits of its keys.
+    fn again(
+        view: &ActiveView<'_>,
+        request: &Request<'_>,
+        hold: Option<HoldRequest>,
+    ) -> Result<Self, LimiterError> {
+        view.require_rules()?;
+        let Some(domain) = view.rules.domain(request.domain) else {
+            return Ok(*Self::new(view, request, &[], &CheckSet::default(), hold));
+        };
+        let mut applied = applied_limits(domain, request);
+        view.limiter.limits.apply(domain, request, view.now(), &mut applied);
+        let set = CheckSet::new(domain, request, &applied);
+        let hold = hold.map(|hold| hold.for_checks(&set));
+        Ok(*Self::new(view, request, &applied, &set, hold))
+    }
+
     /// Looks up the limits that are not known yet, and asks the counters, for this caller.
     pub async fn outcomes(
         &mut self,
@@ -79,7 +132,8 @@ impl Plan {
             // Boxed, because it is rare.
             let here = Box::pin(async {
                 mem::take(&mut self.pending).ended(self.request.timeout()).await;
-                *self = self.request.with(|request| limiter.view().plan_again(request, self.hold.clone()))?;
+                *self =
+                    self.request.with(|request| Self::again(&limiter.view(), request, self.hold.clone()))?;
                 self.outcomes_here(limiter, caller)
             });
             if let Some(outcomes) = here.await? {
@@ -174,57 +228,6 @@ impl Plan {
     /// The checks of the request.
     fn checks(&self) -> Checks<'_> {
         self.checks.iter().map(CounterCheck::to_check).collect()
-    }
-}
-
-impl ActiveView<'_> {
-    /// The plan of a request with these limits and checks.
-    // `inline(never)`: keeps the stack frame of the common path small.
-    #[inline(never)]
-    pub(super) fn plan(
-        &self,
-        request: &Request<'_>,
-        applied: &[AppliedLimit<'_>],
-        set: &CheckSet<'_>,
-        hold: Option<HoldRequest>,
-    ) -> Box<Plan> {
-        let check = |(check, index): (_, &usize)| CounterCheck::new(check, applied[*index].forward_policy());
-        Box::new(Plan {
-            rules: Arc::clone(&self.rules),
-            reading: self.reading,
-            request: request.to_owned(),
-            applied: applied.iter().map(PlannedLimit::new).collect(),
-            checks: set.checks.iter().zip(&set.descriptors).map(check).collect(),
-            descriptors: set.descriptors.clone(),
-            deciding: set.deciding,
-            refusal: answer::refusal(self.limiter.modes, applied, set.deciding()),
-            hold,
-            pending: PendingLimits::default(),
-        })
-    }
-
-    /// The plan of a request that waits for the limits of its keys first.
-    #[cold]
-    pub(super) fn plan_after(
-        &self,
-        pending: PendingLimits,
-        request: &Request<'_>,
-        hold: Option<HoldRequest>,
-    ) -> Box<Plan> {
-        Box::new(Plan { pending, ..*self.plan(request, &[], &CheckSet::default(), hold) })
-    }
-
-    /// The plan of a request that waits no longer for the limits of its keys.
-    fn plan_again(&self, request: &Request<'_>, hold: Option<HoldRequest>) -> Result<Plan, LimiterError> {
-        self.require_rules()?;
-        let Some(domain) = self.rules.domain(request.domain) else {
-            return Ok(*self.plan(request, &[], &CheckSet::default(), hold));
-        };
-        let mut applied = applied_limits(domain, request);
-        self.limiter.limits.apply(domain, request, self.now(), &mut applied);
-        let set = CheckSet::new(domain, request, &applied);
-        let hold = hold.map(|hold| hold.for_checks(&set));
-        Ok(*self.plan(request, &applied, &set, hold))
     }
 }
 

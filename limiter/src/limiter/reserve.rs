@@ -9,7 +9,7 @@ use tollgate_rules::KeyedDomain;
 use tollgate_store::{Checks, CounterOutcomes, HoldTerms, Refusal, ReserveError, UnknownId};
 
 use crate::limiter::{
-    ActiveView, AnswerOrPlan, HeldAnswer, HoldError, HoldRequest, LimiterError, Request, answer,
+    ActiveView, AnswerOrPlan, HeldAnswer, HoldError, HoldRequest, LimiterError, Plan, Request, answer,
     check_set::{AppliedLimit, CheckSet, applied_limits},
     plan::RemoteCaller,
 };
@@ -32,13 +32,13 @@ impl ActiveView<'_> {
         let mut applied = applied_limits(domain, request);
         let pending = self.limiter.limits.apply(domain, request, self.now(), &mut applied);
         if !pending.is_empty() {
-            return Ok(AnswerOrPlan::Plan(self.plan_after(pending, request, Some(hold))));
+            return Ok(AnswerOrPlan::Plan(Plan::after(pending, self, request, Some(hold))));
         }
         let set = CheckSet::new(domain, request, &applied);
         let hold = hold.for_checks(&set);
         // A settlement is for other replicas also if its counters are here: the owner may have reported them as exhausted.
         if self.limiter.remote.is_some() {
-            return Ok(AnswerOrPlan::Plan(self.plan(request, &applied, &set, Some(hold))));
+            return Ok(AnswerOrPlan::Plan(Plan::new(self, request, &applied, &set, Some(hold))));
         }
         let refusal = answer::refusal(self.limiter.modes, &applied, set.deciding());
         let outcomes = self.hold_here(&hold, &set.checks, &refusal, caller)?;

@@ -12,7 +12,6 @@ use crate::{
 };
 
 mod buckets;
-mod concurrency;
 mod own;
 mod penalty;
 mod period;
@@ -24,7 +23,7 @@ pub(crate) use own::own_bounds;
 pub(crate) use terms::RuleTerms;
 pub use value::{KeyValue, algorithm_keys};
 
-use terms::at_rate;
+use terms::{LimitAtRate, at_rate};
 
 /// The maximum length of a `quota_unit`, in characters.
 const QUOTA_UNIT_MAX: usize = 64;
@@ -59,31 +58,25 @@ fn terms_by_algorithm(
     all_fit: bool,
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<RuleTerms> {
-    let Some(algorithm) = draft.algorithm() else {
-        let is_classic = draft.given("algorithm").is_none();
-        return at_rate(draft, diagnostics, |rate, _| is_classic.then(|| windows::classic(rate)));
-    };
-    match algorithm {
-        AlgorithmName::FixedWindow => {
-            at_rate(draft, diagnostics, |rate, problems| windows::fixed_window(draft, rate, problems))
+    let limit: LimitAtRate = match draft.algorithm() {
+        // The algorithm is invalid, which was reported.
+        None if draft.given("algorithm").is_some() => |_, _, _| None,
+        None => |_, rate, _| Some(windows::classic(rate)),
+        Some(AlgorithmName::FixedWindow) => windows::fixed_window,
+        Some(AlgorithmName::SlidingWindow) => windows::sliding_window,
+        Some(AlgorithmName::SlidingLog) => |_, rate, _| Some(windows::sliding_log(rate)),
+        Some(AlgorithmName::TokenBucket) => {
+            |draft, rate, problems| buckets::token_bucket(draft, rate, problems).map(Limit::TokenBucket)
         }
-        AlgorithmName::SlidingWindow => {
-            at_rate(draft, diagnostics, |rate, problems| windows::sliding_window(draft, rate, problems))
+        Some(AlgorithmName::LeakyBucket) => {
+            |draft, rate, problems| buckets::token_bucket(draft, rate, problems).map(Limit::LeakyBucket)
         }
-        AlgorithmName::SlidingLog => at_rate(draft, diagnostics, |rate, _| Some(windows::sliding_log(rate))),
-        AlgorithmName::TokenBucket => at_rate(draft, diagnostics, |rate, problems| {
-            buckets::token_bucket(draft, rate, problems).map(Limit::TokenBucket)
-        }),
-        AlgorithmName::LeakyBucket => at_rate(draft, diagnostics, |rate, problems| {
-            buckets::token_bucket(draft, rate, problems).map(Limit::LeakyBucket)
-        }),
-        AlgorithmName::LeakyQueue => {
-            at_rate(draft, diagnostics, |rate, problems| buckets::leaky_queue(draft, rate, problems))
-        }
+        Some(AlgorithmName::LeakyQueue) => buckets::leaky_queue,
         // Which keys are missing depends on those that do not fit.
-        AlgorithmName::Concurrency if !all_fit => None,
-        AlgorithmName::Concurrency => concurrency::concurrency(draft, diagnostics),
-    }
+        Some(AlgorithmName::Concurrency) if !all_fit => return None,
+        Some(AlgorithmName::Concurrency) => return buckets::concurrency(draft, diagnostics),
+    };
+    at_rate(draft, diagnostics, limit)
 }
 
 /// The limit of a `candidate`; `None` after reporting a problem.

@@ -20,11 +20,14 @@ pub(super) struct AtRate {
     pub(super) excess: Excess,
 }
 
+/// Makes a limit of a rate and of the other keys; `None` after reporting a problem.
+pub(super) type LimitAtRate = fn(&KeyValues, AtRate, &mut Diagnostics<'_>) -> Option<Limit>;
+
 /// The terms of a rule with a number of requests in a period, whose other keys make a `limit` of it.
 pub(super) fn at_rate(
     draft: &KeyValues,
     diagnostics: &mut Diagnostics<'_>,
-    limit: impl FnOnce(AtRate, &mut Diagnostics<'_>) -> Option<Limit>,
+    limit: LimitAtRate,
 ) -> Option<RuleTerms> {
     let period = Period::read(draft, diagnostics);
     if draft.given("requests_per_unit").is_none() {
@@ -39,7 +42,7 @@ pub(super) fn at_rate(
     let requests = requests?;
     let excess = excess?;
     let displayed_limit = DisplayedLimit { requests_per_unit: requests, unit: period.unit };
-    let limit = limit(AtRate { period, requests, excess }, diagnostics)?;
+    let limit = limit(draft, AtRate { period, requests, excess }, diagnostics)?;
     Some(RuleTerms { allowance: Allowance::Limited(limit), displayed_limit })
 }
 

@@ -68,7 +68,7 @@ fn overlay_adds_a_group_to_the_last_key_of_its_path() {
     assert_eq!(of("2001:db8::1"), of("2001:db8::2"));
 
     let misfit = overlaid(&["{key: ip, value: '::1', LIMIT}"], "[ip]");
-    assert_eq!((groups(&misfit).len(), misfit.overlay_misfits()), (0, 1));
+    assert_eq!((groups(&misfit).len(), misfit.overlay_misfits), (0, 1));
 }
 
 #[test]

@@ -174,7 +174,7 @@ fn equal_network_of_a_control_plane_is_left_out() {
     let warnings: Vec<_> = rules.warnings().iter().map(ToString::to_string).collect();
     let expected = "resource tenant at line 4: this descriptor is left out: resource tenant has a limit for the same \
                     key and value before it";
-    assert_eq!((warnings, rules.conflicts(), rules.len()), (vec![expected.to_owned()], 1, 2));
+    assert_eq!((warnings, rules.conflicts, rules.len()), (vec![expected.to_owned()], 1, 2));
 }
 
 #[test]

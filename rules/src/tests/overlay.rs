@@ -74,7 +74,7 @@ fn first_matching_overlay_rule_adds_its_keys() {
 fn overlay_rule_that_does_not_fit_is_left_out_with_warning() {
     let overlay = overlay("      - match: [route, user*]\n        rate_limit: {burst: 40}\n").unwrap();
     let rules = compiled(&overlay);
-    assert_eq!(rules.overlay_misfits(), 3);
+    assert_eq!(rules.overlay_misfits, 3);
     let user = rule(&rules, "edge.route_a.user");
     assert_eq!(
         (algorithm(&user), user.displayed_limit.requests_per_unit, &user.options().overlay),
@@ -94,7 +94,7 @@ fn overlay_rule_that_matches_nothing_is_a_warning() {
     let expected: Vec<_> = (4..8)
         .map(|line| format!("overlay.yaml:{line}:9: this matches no rule of the control plane"))
         .collect();
-    assert_eq!((warnings(&rules), rules.overlay_misfits()), (expected, 0));
+    assert_eq!((warnings(&rules), rules.overlay_misfits), (expected, 0));
 }
 
 #[test]

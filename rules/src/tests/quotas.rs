@@ -111,7 +111,7 @@ fn overlay_adds_quotas_to_a_rule_whose_counter_is_shared() {
         |rules: &Rules| rules.domains().flat_map(Domain::rules).next().unwrap().options().quotas.clone();
     assert_eq!(quotas(&with("share_threshold: true, "))[0].terms, terms(2, 0));
     let own_counters = with("");
-    assert_eq!((quotas(&own_counters), own_counters.overlay_misfits()), (vec![], 1));
+    assert_eq!((quotas(&own_counters), own_counters.overlay_misfits), (vec![], 1));
 }
 
 #[test]

@@ -17,8 +17,9 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 use tollgate_counter::time::Clock;
 use tollgate_net::{
-    bearer_token, certificates,
+    certificates,
     http_client::{self, HttpClientError, HttpResponse},
+    private_file,
 };
 use tollgate_telemetry::causes;
 
@@ -145,7 +146,8 @@ async fn identity(
         let config = || certificates::client_config(files.ca.as_deref(), client, &clock);
         let tls = is_tls.then(config).transpose()?;
         let token = token_file.map(|path| {
-            let token = bearer_token::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            let token =
+                private_file::read_token(&path).map_err(|error| format!("{}: {error}", path.display()))?;
             let mut value =
                 HeaderValue::try_from([b"Bearer ", &*token].concat()).map_err(|error| error.to_string())?;
             value.set_sensitive(true);

@@ -21,7 +21,12 @@ mod applier;
 mod endpoint;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
-mod proto;
+/// Code generated from `proto/`.
+mod proto {
+    #![allow(missing_docs, clippy::all, clippy::disallowed_methods)]
+
+    include!(concat!(env!("OUT_DIR"), "/proto.rs"));
+}
 mod resource;
 mod session;
 

@@ -12,7 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use siphasher::sip128::SipHasher13;
-use tollgate_net::bearer_token;
+use tollgate_net::private_file;
 use tracing::{debug, error};
 
 use crate::api::{
@@ -50,7 +50,7 @@ impl Token {
 
     /// Reads the current token.
     pub fn read(&self) -> Result<Vec<u8>, TokenError> {
-        bearer_token::read(&self.path).map_err(|error| TokenError { path: self.path.clone(), error })
+        private_file::read_token(&self.path).map_err(|error| TokenError { path: self.path.clone(), error })
     }
 
     fn hash(&self, text: &[u8]) -> u128 {

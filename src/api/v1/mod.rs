@@ -8,6 +8,7 @@ mod decode;
 mod encode;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
+mod limit_renewal;
 mod own_limits;
 mod reservations;
 mod reset;

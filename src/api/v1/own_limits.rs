@@ -1,21 +1,18 @@
 //! `SetLimits`, `GetLimits`, `ClearLimits` and `ListLimits`: limits of keys of their own, with the admin token.
 
-use std::{fmt::Write as _, future::pending, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream};
 use prost::Message;
 use serde::{Deserialize, Serialize};
-use tokio::time::sleep;
 use tollgate_counter::{
     descriptor::{Entry, escaped},
     resilience::Caller,
     time::Timestamp,
 };
 use tollgate_limiter::limiter::{ActiveView, CallSize, CounterRef, NoCounter, OwnLimitsOf, RequestBounds};
-use tollgate_rules::{ActiveRules, Domain, OwnNumbers, Rules};
-use tollgate_store::{
-    OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState, OwnTerms,
-};
+use tollgate_rules::OwnNumbers;
+use tollgate_store::{OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState};
 use tollgate_telemetry::logs::UNLIMITED;
 use tollgate_wire::{
     proto::{google::rpc, tollgate::v1},
@@ -33,11 +30,11 @@ use crate::api::{
 };
 
 /// How many counters elsewhere are asked at a time.
-const ASKED_AT_ONCE: usize = 64;
+pub(super) const ASKED_AT_ONCE: usize = 64;
 /// The listed limits of a page, unless the call says another number.
 const PAGE: usize = 100;
 /// The most listed limits of a page.
-const PAGE_MAX: usize = 1_000;
+pub(super) const PAGE_MAX: usize = 1_000;
 /// The steps of a list in one call. The next call continues it.
 const LIST_STEPS_MAX: usize = 8;
 /// The maximum length of `note`, in bytes.
@@ -46,12 +43,12 @@ const NOTE_MAX: usize = 1_024;
 const SET_BY_MAX: usize = 256;
 
 /// What is retained with a limit of its own, as JSON.
-#[derive(Debug, Serialize, Deserialize)]
-struct OwnLimitRecord {
-    domain: String,
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct OwnLimitRecord {
+    pub(super) domain: String,
     // Escaped.
-    entries: Vec<(String, String)>,
-    numbers: OwnNumbers,
+    pub(super) entries: Vec<(String, String)>,
+    pub(super) numbers: OwnNumbers,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     note: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -61,6 +58,21 @@ struct OwnLimitRecord {
     is_certified: bool,
     // In milliseconds since 1970.
     set_at: u64,
+    // When the rule was first seen with another algorithm or window, in milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) unused_since: Option<u64>,
+}
+
+impl OwnLimitRecord {
+    /// The record of a limit whose rule has another algorithm or window since then; `None` if it has not.
+    pub(super) fn with_unused_since(self, unused_since: Option<u64>) -> Self {
+        Self { unused_since, ..self }
+    }
+
+    /// The record as it is retained.
+    pub(super) fn bytes(&self) -> Box<[u8]> {
+        serde_json::to_vec(self).expect("texts and numbers are always written").into()
+    }
 }
 
 /// A valid change of the limit of its own of one counter.
@@ -178,6 +190,7 @@ impl Api {
                 set_by: certified_name(caller).unwrap_or_default(),
                 is_certified: caller.name().is_some(),
                 set_at: millis(view.now()),
+                unused_since: None,
             };
             let removed =
                 OwnLimitChange { terms: None, expires_after: None, record: Box::default(), replaces: None };
@@ -194,6 +207,12 @@ impl Api {
 
     /// Applies a change at the counter, and logs it.
     async fn change(&self, view: &ActiveView<'_>, checked: CheckedChange<'_>) -> v1::LimitResult {
+        if let Some(repeated) = repeated(view, &checked).await {
+            let outcome = view.set_own_limit(&checked.counter, repeated).await;
+            if let Ok(OwnLimitOutcome { refusal: None, state }) = outcome {
+                return result(&checked.counter, state.as_ref());
+            }
+        }
         let CheckedChange { counter, record, change } = checked;
         let is_cleared = change.terms.is_none();
         let OwnLimitOutcome { refusal, state } = match view.set_own_limit(&counter, change).await {
@@ -280,109 +299,20 @@ impl Api {
     }
 }
 
-/// How often a changed rule is looked for in limits of their own after a change of the rules: again later, because slots
-/// may come from a replica that has read them later.
-const FOLLOWED_AFTER: [Duration; 3] = [Duration::ZERO, Duration::from_secs(10), Duration::from_secs(60)];
-/// The pause between two steps of that over a shared store, which other replicas take too.
-const STORE_PAUSE: Duration = Duration::from_millis(20);
-
-impl Api {
-    /// Lets limits of their own follow the rules: what decides is their numbers within the bounds of the active rule, for
-    /// as long as it is polled.
-    pub async fn follow_rules(self, active_rules: Arc<ActiveRules>) {
-        let mut followed = String::new();
-        let mut pass = FOLLOWED_AFTER.len();
-        loop {
-            let changed = active_rules.changed();
-            let rules = rules_with_own(&self.limiter.view());
-            if rules != followed {
-                (followed, pass) = (rules, 0);
-            }
-            let renewing = async {
-                while let Some(pause) = FOLLOWED_AFTER.get(pass) {
-                    sleep(*pause).await;
-                    self.renew_own_limits().await;
-                    pass += 1;
-                }
-                pending::<()>().await;
-            };
-            tokio::select! {
-                () = changed => {}
-                () = renewing => {}
-            }
-        }
-    }
-
-    /// Renews what decides by limits of their own, of the counters that this replica owns.
-    async fn renew_own_limits(&self) {
-        let mut position = None;
-        let mut renewed = 0;
-        loop {
-            let view = self.limiter.view();
-            let applies = |state: &OwnLimitState| state.terms.is_some().then(|| state.clone());
-            let page = view.own_limits(OwnLimitsOf::ThisReplica, position, PAGE_MAX, applies).await;
-            let Ok((states, next)) = page else { break };
-            let each: Vec<_> = states.into_iter().map(|state| renew(&view, state).boxed()).collect();
-            let done: Vec<bool> = stream::iter(each).buffered(ASKED_AT_ONCE).collect().await;
-            renewed += done.into_iter().filter(|is_renewed| *is_renewed).count();
-            position = next;
-            if position.is_none() {
-                break;
-            }
-            if view.has_no_counters() {
-                sleep(STORE_PAUSE).await;
-            }
-        }
-        if renewed > 0 {
-            info!(renewed, "limits of their own follow the changed rules");
-        }
-    }
-}
-
-/// The rules whose keys may have limits of their own, as text that is compared.
-fn rules_with_own(view: &ActiveView<'_>) -> String {
-    let mut text = String::new();
-    let rules = view.rules().rules().into_iter().flat_map(Rules::domains).flat_map(Domain::rules);
-    for rule in rules.filter(|rule| rule.options().own.is_some()) {
-        let _ = write!(text, "{} {:?} {:?};", rule.path, rule.limit(), rule.options().own);
-    }
-    text
-}
-
-/// Renews a limit of its own that no longer decides as its numbers within the bounds of the rule do. Returns whether it
-/// has.
-async fn renew(view: &ActiveView<'_>, state: OwnLimitState) -> bool {
-    let Some((counter, change)) = renewed_limit(view, state).await else { return false };
-    let outcome = view.set_own_limit(&counter, change).await;
-    outcome.is_ok_and(|outcome| outcome.refusal.is_none())
-}
-
-async fn renewed_limit<'s>(
-    view: &'s ActiveView<'_>,
-    state: OwnLimitState,
-) -> Option<(CounterRef<'s>, OwnLimitChange)> {
-    let OwnLimitState { terms: decides, version, expires_after, record: bytes } = state;
-    let record = serde_json::from_slice::<OwnLimitRecord>(&bytes).ok()?;
-    let escaped: Vec<_> = record.entries.iter().map(|(key, value)| Entry::new(key, value)).collect();
-    let parts = unescaped(&escaped)?;
-    let entries: Vec<_> = parts.iter().map(|(key, value)| Entry::new(&**key, &**value)).collect();
-    let counter = view.counter_ref(&record.domain, &entries).await.ok()?;
-    let own = counter.rule.options().own.as_ref();
-    let window = counter.stored_window();
-    let within = own.and_then(|own| own.terms(&own.cut(&record.numbers)?, window.as_deref()).ok());
-    let terms = within.unwrap_or_else(|| OwnTerms {
-        limit: counter.limit.clone(),
-        requests_per_unit: match counter.displayed_limit.requests_per_unit {
-            OwnTerms::UNLIMITED => OwnTerms::UNLIMITED,
-            requests => OwnTerms::displayed(requests, 0),
-        },
-    });
-    // Another counter has no such version.
-    (Some(&terms) != decides.as_ref()).then(|| {
-        let change =
-            OwnLimitChange { terms: Some(terms), expires_after, record: bytes, replaces: Some(version) };
-        (counter, change)
-    })
+/// The change that repeats the limit that applies, if numbers and note are the same and neither ends by itself. Version
+/// and record stay, and the backup owner confirms it.
+async fn repeated(view: &ActiveView<'_>, checked: &CheckedChange<'_>) -> Option<OwnLimitChange> {
+    let CheckedChange { counter, record, change } = checked;
+    let terms = change.terms.as_ref().filter(|_| change.expires_after.is_none())?;
+    let state = view.peek(counter).await.ok()?.own_limit?;
+    let OwnLimitState { terms: applies, version, expires_after: None, record: bytes } = state else {
+        return None;
+    };
+    let known = serde_json::from_slice::<OwnLimitRecord>(&bytes).ok()?;
+    let is_same = applies.as_ref() == Some(terms)
+        && (&known.numbers, &known.note) == (&record.numbers, &record.note)
+        && change.replaces.is_none_or(|replaced| replaced == version);
+    is_same.then(|| OwnLimitChange { record: bytes, replaces: Some(version), ..change.clone() })
 }
 
 /// Each limit counts as a request with one descriptor.
@@ -467,7 +397,7 @@ fn as_text(bytes: &[u8]) -> String {
     str::from_utf8(bytes).map_or_else(|_| escaped_text(bytes), str::to_owned)
 }
 
-fn millis(now: Timestamp) -> u64 {
+pub(super) fn millis(now: Timestamp) -> u64 {
     now.as_nanos() / 1_000_000
 }
 
@@ -529,17 +459,14 @@ async fn check<'s>(
         set_by,
         is_certified,
         set_at: millis(view.now()),
+        unused_since: None,
     };
-    let bytes = serde_json::to_vec(&record).expect("texts and numbers are always written");
+    let bytes = record.bytes();
     if bytes.len() > tollgate_store::OWN_RECORD_MAX {
         return Err(LimitError::invalid("TOO_LONG", "the descriptor is too long for a limit of its own"));
     }
-    let change = OwnLimitChange {
-        terms: Some(terms),
-        expires_after,
-        record: bytes.into(),
-        replaces: replaces_version,
-    };
+    let change =
+        OwnLimitChange { terms: Some(terms), expires_after, record: bytes, replaces: replaces_version };
     Ok(CheckedChange { counter, record, change })
 }
 

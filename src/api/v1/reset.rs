@@ -6,7 +6,7 @@ use axum::http::HeaderMap;
 use tollgate_counter::{
     algorithm::Operation,
     descriptor::{self, Entry},
-    resilience::Caller,
+    resilience::{Caller, CallerAccess},
 };
 use tollgate_telemetry::logs::UNLIMITED;
 use tollgate_wire::protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field};
@@ -20,7 +20,7 @@ use crate::api::{
 };
 
 impl Api {
-    /// Answers a call of an operator, if the metadata have the admin token.
+    /// Answers a call of an operator, if the metadata have the admin token or the caller may do it without.
     pub(in crate::api) async fn operate(
         &self,
         verb: OperatorVerb,
@@ -28,8 +28,10 @@ impl Api {
         metadata: Option<&HeaderMap>,
         caller: &Caller,
     ) -> Result<CallReply, Error> {
-        let access = self.reset_access.as_ref().ok_or(AccessError::NoToken)?;
-        access.check(metadata).await?;
+        if verb == OperatorVerb::Reset || caller.access() != CallerAccess::Limits {
+            let access = self.reset_access.as_ref().ok_or(AccessError::NoToken)?;
+            access.check(metadata).await?;
+        }
         match verb {
             OperatorVerb::Reset => self.reset(message).await,
             OperatorVerb::SetLimits => self.set_limits(message, caller).await,

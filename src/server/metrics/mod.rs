@@ -52,59 +52,43 @@ pub(super) fn router(state: MetricsSources) -> Router {
 
 async fn scrape(State(state): State<MetricsSources>) -> Response {
     // With very many rules this takes a while, which no request should wait for.
-    let page = move || page(state, Wanted::All).finish();
+    let page = move || fill(Page::default(), state).finish();
     match tokio::task::spawn_blocking(page).await {
         Ok(page) => ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
 
-/// Which metrics are written.
-#[derive(Clone, Copy)]
-enum Wanted<'n> {
-    All,
-    Named(&'n [&'n str]),
-}
-
-impl Wanted<'_> {
-    fn add<R>(self, page: &mut Page, rows: &[Row<R>], reading: &R) {
-        match self {
-            Self::All => page.add(rows, reading),
-            Self::Named(names) => page.add_named(rows, names, reading),
-        }
-    }
-}
-
-fn page(state: MetricsSources, wanted: Wanted<'_>) -> Page {
+/// Adds the metrics of a replica that has these sources.
+fn fill(mut page: Page<'_>, state: MetricsSources) -> Page<'_> {
     let shared = state.shared_store.as_ref().map(SharedStore::stats);
-    let mut page = Page::default();
     let reading = replica::ReplicaValues::new(state, shared.as_ref());
     let state = &reading.state;
-    wanted.add(&mut page, replica::METRICS, &reading);
-    wanted.add(&mut page, api::METRICS, &*state.api);
+    page.add(replica::METRICS, &reading);
+    page.add(api::METRICS, &*state.api);
     if state.reference_names {
-        wanted.add(&mut page, optional::REFERENCE, &optional::RuleTotals::from_rules(reading.rules()));
+        page.add(optional::REFERENCE, &optional::RuleTotals::from_rules(reading.rules()));
     }
     if let Some(cluster) = &state.cluster {
         let stats = cluster.stats();
         let backup_bytes = reading.store.backup_bytes;
-        wanted.add(&mut page, cluster::METRICS, &cluster::ClusterValues { stats, backup_bytes });
+        page.add(cluster::METRICS, &cluster::ClusterValues { stats, backup_bytes });
     }
     if let Some(stats) = &shared {
-        wanted.add(&mut page, optional::SHARED_STORE, stats);
+        page.add(optional::SHARED_STORE, stats);
     }
     if let Some(cache) = state.limits.clone() {
         let limiter = state.limiter.clone();
-        wanted.add(&mut page, optional::LIMITS, &optional::LimitValues { cache, limiter });
+        page.add(optional::LIMITS, &optional::LimitValues { cache, limiter });
     }
     if let Some(stats) = &state.rule_source.url {
-        wanted.add(&mut page, optional::RULES_URL, stats);
+        page.add(optional::RULES_URL, stats);
     }
     if let Some(stats) = state.rule_source.xds.clone() {
-        wanted.add(&mut page, optional::XDS, &optional::XdsValues::new(stats, &state.active_rules));
+        page.add(optional::XDS, &optional::XdsValues::new(stats, &state.active_rules));
     }
     if let Some(quotas) = &state.quotas {
-        wanted.add(&mut page, tollgate_quota::METRICS, &quotas.reading());
+        page.add(tollgate_quota::METRICS, &quotas.reading());
     }
     page
 }
@@ -113,7 +97,7 @@ impl MetricReader for MetricsSources {
     fn series(&self, metrics: &[&str]) -> MetricValues {
         // Totals under other names are those of all rules.
         let state = Self { reference_names: false, ..self.clone() };
-        let page = page(state, Wanted::Named(metrics));
+        let page = fill(Page::only(metrics), state);
         page.series().map(|(series, value)| (series.to_owned(), value)).collect()
     }
 }
@@ -175,7 +159,7 @@ mod tests {
         let sources = sources();
         let cluster = lone(sources.memory.clone()).await;
         let sources = MetricsSources { cluster: Some(cluster), ..sources };
-        let page = page(sources, Wanted::All).finish();
+        let page = fill(Page::default(), sources).finish();
         let of_all = replica_metrics().chain(cluster_metrics()).map(|metric| metric.name);
         assert_eq!(families(&page), of_all.collect::<Vec<_>>());
         let series: Vec<_> = page.lines().filter(|line| line.starts_with("tollgate_cluster_")).collect();
@@ -197,7 +181,7 @@ mod tests {
 
     #[test]
     fn cluster_metrics_are_absent_without_cluster() {
-        let page = page(sources(), Wanted::All).finish();
+        let page = fill(Page::default(), sources()).finish();
         assert_eq!(families(&page), replica_metrics().map(|metric| metric.name).collect::<Vec<_>>());
     }
 

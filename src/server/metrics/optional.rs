@@ -118,9 +118,9 @@ impl XdsValues {
         Self {
             client,
             removals: status.removals,
-            conflicts: count(Rules::conflicts),
-            unknown_fields: count(Rules::unknown_fields),
-            overlay_misfits: count(Rules::overlay_misfits),
+            conflicts: count(|rules| rules.conflicts),
+            unknown_fields: count(|rules| rules.unknown_fields),
+            overlay_misfits: count(|rules| rules.overlay_misfits),
             is_overlay_stale: status.overlay_problems.is_some(),
         }
     }

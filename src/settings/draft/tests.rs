@@ -4,6 +4,13 @@ use super::*;
 use crate::settings::tests::{flags, load, problems};
 
 #[test]
+fn allowed_names_need_client_certificates() {
+    let names = [("admin.limits_san", "billing.shop")];
+    let problem = "admin.limits_san needs grpc.tls_client_ca or http.tls_client_ca, which are not set";
+    assert_eq!(problems(&flags(&names)), [problem]);
+}
+
+#[test]
 fn quota_service_needs_counters_in_memory() {
     let enabled = ("rlqs.enabled", "true");
     let redis = [enabled, ("store.kind", "redis"), ("store.redis.urls", "redis://a:1")];

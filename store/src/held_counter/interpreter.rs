@@ -66,6 +66,9 @@ impl HeldCounter {
         if change.replaces.is_some_and(|replaced| replaced != version) {
             return Some(OwnLimitRefusal::OtherVersion);
         }
+        if applies.is_some_and(|applies| applies.is_repeated_by(change)) {
+            return None;
+        }
         let own = OwnLimit::changed(before, change, now);
         if change.terms.is_some()
             && room.own_bytes < own.bytes().saturating_sub(before.map_or(0, OwnLimit::bytes))

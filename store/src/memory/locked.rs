@@ -120,18 +120,8 @@ impl LockedSlots<'_> {
         memory.tables.with_held(self.table(key), key, now, change)
     }
 
-    /// The state of the counter of `key`.
-    pub(super) fn state(&self, key: Key, limit: &Limit) -> CounterState {
-        self.state_by(key, limit, self.own_terms(key))
-    }
-
-    /// The state of the counter of a check.
-    pub(super) fn state_of(&self, check: &Check<'_>) -> CounterState {
-        self.state_by(check.key, check.limit, self.own_terms_of(check))
-    }
-
     /// The state of the counter of `key` by the limit of its own, or by `limit`.
-    fn state_by(&self, key: Key, limit: &Limit, own: Option<&OwnTerms>) -> CounterState {
+    pub(super) fn state(&self, key: Key, limit: &Limit, own: Option<&OwnTerms>) -> CounterState {
         let held = self.held(key);
         let limit = &own.map_or(limit, |own| &own.limit).without_rate_and_burst(self.granted(key).rate);
         let mut counter = held.counter(limit, self.memory.at(self.now));

@@ -11,7 +11,7 @@ use std::{
 
 use tollgate_counter::{descriptor::Key, lock::Lock};
 
-use crate::{Slot, key_hasher::KeyHasher, table::SlotTable};
+use crate::{Slot, slot::KeyHasher, table::SlotTable};
 
 /// Beyond that many changed keys without a counter, a slot is copied as a whole.
 const GONE_KEYS_MAX: usize = 1_024;

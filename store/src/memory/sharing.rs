@@ -7,11 +7,11 @@ use tollgate_counter::{descriptor::Key, packed_counter::PackedCounter, time::Tim
 use crate::{
     Consumption, OnFull, Slot, SlotChanges, SlotData, SlotSnapshot, SlotSource, StoredSlot,
     budget::{Budget, MemoryReservation},
-    key_hasher::ByKey,
     memory::{
         Memory,
         ownership::{ChangedCounters, SlotOwnership},
     },
+    slot::ByKey,
 };
 
 /// Slots in a cluster. Without a cluster, a store owns all slots and these methods do nothing.

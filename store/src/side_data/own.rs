@@ -167,6 +167,13 @@ impl OwnLimit {
         }
     }
 
+    /// Whether a change names this version and what it has, so that nothing changes.
+    pub(crate) fn is_repeated_by(&self, change: &OwnLimitChange) -> bool {
+        let OwnLimitChange { terms, expires_after, record, replaces } = change;
+        let is_without_end = self.ends_at.is_none() && expires_after.is_none();
+        *replaces == Some(self.version) && is_without_end && (terms, record) == (&self.terms, &self.record)
+    }
+
     /// What decides at `now`.
     pub(crate) fn terms(&self, now: Timestamp) -> Option<&OwnTerms> {
         self.terms.as_ref().filter(|_| !self.is_over(now))

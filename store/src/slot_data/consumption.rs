@@ -6,8 +6,8 @@ use tollgate_counter::time::Timestamp;
 
 use crate::{
     held_counter::HeldCounter,
-    key_hasher::{ByKey, CUT_DIVISOR, bytes_of_map},
     side_data::{CounterUsage, OwnLimit, SideData},
+    slot::{ByKey, CUT_DIVISOR, bytes_of_map},
 };
 
 /// What another replica has counted in a slot since an earlier state of it.

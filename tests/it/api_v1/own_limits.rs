@@ -257,6 +257,46 @@ async fn own_limit_names_the_certificate_that_has_set_it() {
 }
 
 #[tokio::test]
+async fn certificate_with_an_allowed_name_changes_limits_without_the_token() {
+    let ours = Authority::new("ours");
+    let files = Files::of(&ours.server());
+    let settings = files.mutual("grpc", &ours);
+    let allowed = ("admin.limits_san", "spiffe://shop/billing, plans.shop");
+    let service = Service::start_with(RULES, &[&borrowed(&settings)[..], &[allowed]].concat()).await;
+    let connected = async |names: &[&str]| {
+        let pair = ours.pair(names, 2100);
+        RateLimiterClient::new(connect(&service.addresses.grpc, &ours, Some(&pair)).await.unwrap())
+    };
+    let call = |user| {
+        let limit = OwnLimit { set_by: "someone".into(), ..own(user, 9) };
+        SetLimitsRequest {
+            limits: vec![SetLimit { limit: Some(limit), replaces_version: None }],
+            dry_run: false,
+        }
+    };
+    let descriptors = || vec![descriptor("user", "ann")];
+    for (names, set_by) in
+        [(&["Plans.shop"][..], "plans.shop"), (&["spiffe://shop/billing"], "spiffe://shop/billing")]
+    {
+        let mut client = connected(names).await;
+        let answer = client.set_limits(call("ann")).await.unwrap().into_inner();
+        let limit = answer.results[0].limit.clone().unwrap();
+        assert_eq!((&*limit.set_by, limit.set_by_is_claimed), (set_by, false));
+        let listed = client.list_limits(ListLimitsRequest::default()).await.unwrap().into_inner();
+        assert_eq!(listed.limits, [limit]);
+        let get = GetLimitsRequest { domain: "shop".into(), descriptors: descriptors() };
+        assert!(client.get_limits(get).await.unwrap().into_inner().results[0].limit.is_some());
+        let clear = ClearLimitsRequest { domain: "shop".into(), descriptors: descriptors() };
+        assert_eq!(client.clear_limits(clear).await.unwrap().into_inner().results[0].error, None);
+        let reset = ResetRequest { domain: "shop".into(), descriptors: descriptors() };
+        let error = client.reset(reset).await.unwrap_err();
+        assert_eq!(reason_of(&error), "NO_TOKEN_SET", "counters need the token");
+    }
+    let error = connected(&["edge.shop"]).await.set_limits(call("ann")).await.unwrap_err();
+    assert_eq!((error.code(), reason_of(&error)), (Code::PermissionDenied, "NO_TOKEN_SET".into()));
+}
+
+#[tokio::test]
 async fn own_limit_is_replaced_only_in_the_version_that_is_named() {
     let (_folder, file) = token();
     let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
@@ -351,6 +391,96 @@ async fn own_limits_follow_the_bounds_of_a_changed_rule() {
     until_limits([3, 3, 3]).await;
     fs::write(service.rules.path().join("rules.yaml"), RULES).unwrap();
     until_limits([900, 5, 0]).await;
+}
+
+#[tokio::test]
+async fn limits_of_a_former_algorithm_return_with_it_and_end_after_a_day() {
+    const DROPPED: &str = "tollgate_own_limit_changes_total{result=\"dropped\"}";
+    let (_folder, file) = token();
+    let service =
+        Service::start_with(RULES, &[("admin.token_file", &file), ("rules.poll_interval", "50ms")]).await;
+    for (user, number) in [("ann", 900), ("bob", 5)] {
+        assert_eq!(set(&service, own(user, number)).await.error, None, "{user}");
+    }
+    let versions = async || {
+        let listed = list(&service, ListLimitsRequest::default()).await.concat();
+        let mut versions: Vec<_> = listed.iter().map(|limit| limit.version).collect();
+        versions.sort_unstable();
+        versions
+    };
+    let until_changed = async |before: &[u64]| {
+        let changed = async || versions().await.iter().all(|version| !before.contains(version)).then_some(());
+        until(changed).await;
+    };
+    let until_limit = async |expected| {
+        let decided =
+            async || (charge(&service, "ann", 0).await.limits[0].requests_per_unit == expected).then_some(());
+        until(decided).await;
+    };
+    let write = |algorithm: &str, max: &str| {
+        let rules = RULES.replace("algorithm: fixed_window", algorithm).replace("max: 1000}, unlimited", max);
+        fs::write(service.rules.path().join("rules.yaml"), rules).unwrap();
+    };
+    let set_first = versions().await;
+    write("algorithm: sliding_window", "max: 1000}, unlimited");
+    until_limit(3).await;
+    until_changed(&set_first).await;
+    service.advance(Duration::from_secs(23 * 3_600));
+    let unused = versions().await;
+    write("algorithm: fixed_window", "max: 1000}, unlimited");
+    until_limit(900).await;
+    until_changed(&unused).await;
+    let returned = versions().await;
+    write("algorithm: sliding_window", "max: 1000}, unlimited");
+    until_changed(&returned).await;
+    service.advance(Duration::from_secs(24 * 3_600 - 1));
+    let ended = async |max: &str| {
+        // Another bound makes another search.
+        write("algorithm: sliding_window", max);
+        until(async || {
+            (set(&service, own("eve", 1_001)).await.error.is_none() == (max.contains("2000"))).then_some(())
+        })
+        .await;
+    };
+    ended("max: 2000}, unlimited").await;
+    assert_eq!((versions().await.len(), value(&page(&service).await, DROPPED)), (3, 0.0));
+    service.advance(Duration::from_secs(1));
+    ended("max: 1000}, unlimited").await;
+    until(async || (value(&page(&service).await, DROPPED) == 2.0).then_some(())).await;
+    assert_eq!(versions().await.len(), 1, "that of the new algorithm");
+    write("algorithm: fixed_window", "max: 1000}, unlimited");
+    until_limit(3).await;
+}
+
+#[tokio::test]
+async fn repeated_limit_changes_nothing() {
+    let (_folder, file) = token();
+    let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
+    let note = |note: &str| OwnLimit { note: note.into(), ..own("ann", 9) };
+    let first = set(&service, note("gold")).await;
+    assert_eq!(first.error, None);
+    let by_another = OwnLimit { set_by: "billing".into(), ..note("gold") };
+    assert_eq!(set(&service, by_another.clone()).await, first);
+    let version = first.limit.as_ref().unwrap().version;
+    let replacing = |version| SetLimit { limit: Some(note("gold")), replaces_version: Some(version) };
+    assert_eq!(set_all(&service, vec![replacing(version)]).await.remove(0), first);
+    assert_eq!(
+        reason(&set_all(&service, vec![replacing(0)]).await[0].error.clone().unwrap()),
+        "OTHER_VERSION"
+    );
+    let changes = async || value(&page(&service).await, "tollgate_own_limit_changes_total{result=\"set\"}");
+    assert_eq!(changes().await, 1.0);
+    let expiring =
+        OwnLimit { expires_after: Some(Duration::from_secs(60).try_into().unwrap()), ..note("gold") };
+    for (changed, limit) in (2..).zip([
+        note("silver"),
+        OwnLimit { requests_per_unit: Some(8), ..note("silver") },
+        expiring.clone(),
+        expiring,
+    ]) {
+        let result = set(&service, limit).await;
+        assert_eq!((result.error, changes().await), (None, f64::from(changed)));
+    }
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use crate::{
     bench::{
         frame::{BenchCall, FrameTemplate, PLACEHOLDER, place_in},
         keys::{HitDistribution, KEYS_MAX, Keys},
-        run::{BenchTraffic, CallerCount, LoadModel, Run},
+        run::{BenchTraffic, CallerCount, Run},
         schedule::{Arrivals, MeasuredSpan, Schedule},
     },
     command::{CommandError, examples, file, flag, value},
@@ -140,11 +140,8 @@ pub(super) fn run(matches: &ArgMatches) -> Result<Run, CommandError> {
     }
     let span = MeasuredSpan { warmup: time("warmup").expect(default), duration, requests };
     let arrivals = if matches.get_flag("poisson") { Arrivals::Poisson } else { Arrivals::Even };
-    let load_model = match number("rate") {
-        None => LoadModel::Closed,
-        Some(rate) => LoadModel::Open(Schedule::new(rate, arrivals, span, seed)),
-    };
-    Ok(Run { callers, span, request_timeout, load_model, traffic: content(matches, seed)? })
+    let schedule = number("rate").map(|rate| Schedule::new(rate, arrivals, span, seed));
+    Ok(Run { callers, span, request_timeout, schedule, traffic: content(matches, seed)? })
 }
 
 fn callers(connections: u64, streams: u64) -> Result<CallerCount, String> {
@@ -200,7 +197,7 @@ mod tests {
         let run = read("").unwrap();
         assert_eq!((run.callers.connections, run.callers.streams), (1, 1));
         assert_eq!(run.span.end(), Some(Duration::from_secs(10)));
-        assert!(matches!(run.load_model, LoadModel::Closed));
+        assert!(run.schedule.is_none());
     }
 
     #[test]

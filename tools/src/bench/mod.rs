@@ -45,7 +45,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandErr
 async fn measure(run: run::Run, route: client::Route) -> Result<BenchReport, String> {
     let mut interrupts = Interrupts::new()?;
     let callers = run.callers;
-    let load_model = run.load_model.clone();
+    let schedule = run.schedule.clone();
     let mut running = tokio::select! {
         running = run.start(route) => running?,
         () = interrupts.next() => return Err("interrupted".to_owned()),
@@ -58,12 +58,12 @@ async fn measure(run: run::Run, route: client::Route) -> Result<BenchReport, Str
             () = running.ended() => break,
             () = interrupts.next() => break,
             _ = second.tick(), if shows_progress => {
-                show_progress(&BenchReport::new(callers, &load_model, &running).line());
+                show_progress(&BenchReport::new(callers, schedule.as_ref(), &running).line());
             }
         }
     }
     if shows_progress {
         show_progress("");
     }
-    Ok(BenchReport::new(callers, &load_model, &running))
+    Ok(BenchReport::new(callers, schedule.as_ref(), &running))
 }

@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 use tonic::Code;
 
 use crate::bench::{
-    run::{CallerCount, LoadModel, Running},
+    run::{CallerCount, Running},
+    schedule::Schedule,
     stats::BenchStats,
 };
 
@@ -26,13 +27,10 @@ pub(super) struct BenchReport {
 
 impl BenchReport {
     /// The measurements of `running` so far.
-    pub(super) fn new(callers: CallerCount, load_model: &LoadModel, running: &Running) -> Self {
+    pub(super) fn new(callers: CallerCount, schedule: Option<&Schedule>, running: &Running) -> Self {
         let due = running.due();
         let stats = running.stats().clone();
-        let open = match load_model {
-            LoadModel::Closed => None,
-            LoadModel::Open(schedule) => Some((schedule.rate(), due.unwrap_or(stats.sent))),
-        };
+        let open = schedule.map(|schedule| (schedule.rate(), due.unwrap_or(stats.sent)));
         Self { callers, time: running.measured(), stats, open }
     }
 

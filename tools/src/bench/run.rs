@@ -55,22 +55,15 @@ impl BenchTraffic {
     }
 }
 
-/// The load model: when requests are sent.
-#[derive(Clone)]
-pub(super) enum LoadModel {
-    /// Closed loop: a caller sends its next request after the answer to the previous one.
-    Closed,
-    /// Open loop: requests are sent on schedule, regardless of answers.
-    Open(Schedule),
-}
-
 /// A run that has not started.
 pub(super) struct Run {
     pub callers: CallerCount,
     pub span: MeasuredSpan,
     /// The timeout of a request, from when it was due (open loop) or sent (closed loop).
     pub request_timeout: Duration,
-    pub load_model: LoadModel,
+    /// When requests of an open loop are sent, regardless of answers; `None` for a closed loop, in which a caller sends
+    /// its next request after the answer to the previous one.
+    pub schedule: Option<Schedule>,
     pub traffic: BenchTraffic,
 }
 
@@ -88,7 +81,8 @@ struct RunState {
 /// The state that determines the next request.
 struct NextRequest {
     traffic: BenchTraffic,
-    load_model: LoadModel,
+    // What is left of the schedule of an open loop.
+    schedule: Option<Schedule>,
     measured: u64,
 }
 
@@ -127,7 +121,7 @@ impl Run {
             request_timeout: self.request_timeout,
             next: Mutex::new(NextRequest {
                 traffic: self.traffic,
-                load_model: self.load_model.clone(),
+                schedule: self.schedule.clone(),
                 measured: 0,
             }),
             stats: Mutex::new(BenchStats::new()),
@@ -140,10 +134,7 @@ impl Run {
                 callers.spawn(shared.clone().call(client.clone()));
             }
         }
-        let pacer = match self.load_model {
-            LoadModel::Closed => None,
-            LoadModel::Open(schedule) => Some(start_pacer(shared.clone(), schedule)),
-        };
+        let pacer = self.schedule.map(|schedule| start_pacer(shared.clone(), schedule));
         Ok(Running { shared, callers, _reconnectors: reconnectors, pacer })
     }
 }
@@ -168,13 +159,10 @@ impl Running {
     pub(super) fn due(&self) -> Option<u64> {
         self.pacer.as_ref()?;
         let now = self.shared.stopwatch.elapsed();
-        let waiting = match &lock(&self.shared.next).load_model {
-            LoadModel::Closed => 0,
-            LoadModel::Open(rest) => {
-                let due = rest.clone().take_while(|instant| *instant <= now);
-                due.filter(|instant| self.shared.span.warmup <= *instant).count()
-            }
-        };
+        let waiting = lock(&self.shared.next).schedule.as_ref().map_or(0, |rest| {
+            let due = rest.clone().take_while(|instant| *instant <= now);
+            due.filter(|instant| self.shared.span.warmup <= *instant).count()
+        });
         Some(self.stats().sent + waiting as u64)
     }
 }
@@ -196,7 +184,8 @@ impl RunState {
 
     /// The next request, when it is time to send it; `None` at the end of the run.
     async fn next(&self) -> Option<BenchRequest> {
-        if matches!(lock(&self.next).load_model, LoadModel::Open(_)) {
+        let is_open = lock(&self.next).schedule.is_some();
+        if is_open {
             self.due.acquire().await.ok()?.forget();
         }
         let now = self.stopwatch.elapsed();
@@ -219,12 +208,12 @@ impl RunState {
 impl NextRequest {
     fn request(&mut self, span: &MeasuredSpan, now: Duration) -> Option<BenchRequest> {
         let end = span.end().unwrap_or(Duration::MAX);
-        let from = match &mut self.load_model {
-            LoadModel::Closed if end <= now => return None,
-            LoadModel::Closed => now,
+        let from = match &mut self.schedule {
+            None if end <= now => return None,
+            None => now,
             // The last request due may be sent slightly after the end; a backlog may not.
-            LoadModel::Open(_) if end.saturating_add(LATE) <= now => return None,
-            LoadModel::Open(schedule) => schedule.next()?,
+            Some(_) if end.saturating_add(LATE) <= now => return None,
+            Some(schedule) => schedule.next()?,
         };
         let measured = span.warmup <= from;
         if measured {

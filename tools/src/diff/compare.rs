@@ -212,8 +212,8 @@ fn own_limits(old: Option<&Effect<'_>>, new: Option<&Effect<'_>>) -> Option<Stri
     match new {
         Some(new) if is_kept(new) => own.narrowed(new.rule.options().own.as_deref()),
         Some(_) | None => Some(
-            "they belong to the counters of before; `tollgate limits export` them first, and import them \
-             afterwards"
+            "they belong to the counters of before, and are dropped a day after the algorithm or window has \
+             changed; `tollgate limits export` them first, and import them afterwards"
                 .to_owned(),
         ),
     }

@@ -11,7 +11,7 @@ use tollgate_counter::printable;
 
 use crate::{
     admin_client::{self, AdminCall},
-    command::{Interrupts, block_on, show_progress},
+    command::{Interrupts, block_on, list, show_progress},
     limits::rows::RowReader,
 };
 
@@ -114,7 +114,7 @@ impl<'t> ImportFile<'t> {
         let body = json!({"limits": limits, "dryRun": pass == Pass::Check}).to_string();
         let call = AdminCall { method: "POST", path: "/v1/limits/set".to_owned(), body };
         let answer = admin_client::answer(matches, &call).await?;
-        let results = answer["results"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let results = list(&answer["results"]);
         let is_own = |result: &&Value| result["error"]["code"] != ABORTED;
         let failed = || rows.iter().zip(results).filter(|(_, result)| result.get("error").is_some());
         let worst = failed().find(|(_, result)| is_own(result)).or_else(|| failed().next());

@@ -6,7 +6,7 @@ use tollgate_counter::{
     named,
 };
 
-use crate::columns::Columns;
+use crate::{columns::Columns, command::list};
 
 named! {
     /// A format of limits in lines.
@@ -108,7 +108,7 @@ fn cell(limit: &Value, column: &str) -> Result<String, String> {
     let value = match column {
         "domain" => escaped(text("domain").as_bytes()).into_owned(),
         "descriptor" => {
-            let entries = limit["key"]["entries"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let entries = list(&limit["key"]["entries"]);
             let part = |value: &Value| unescaped(value.as_str().unwrap_or_default()).map(Vec::from);
             let entry = |entry: &Value| Ok::<_, String>((part(&entry["key"])?, part(&entry["value"])?));
             descriptor::format(entries.iter().map(entry).collect::<Result<Vec<_>, _>>()?)

@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHasher};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 use tollgate_counter::{
-    algorithm::{Admission, Operation},
+    algorithm::{Admission, Limit, Operation},
     descriptor::{self, Entry, Secret},
     metrics::{TopKey, TopKeys},
     time::{Clock, Timestamp},
@@ -28,14 +28,6 @@ use crate::simulate::{
 
 /// The number of users refused most often that are kept.
 const TOP_USERS: usize = 1_000;
-
-/// What the statistics need of a limit.
-#[derive(Clone, Copy, Debug)]
-struct RuleLimit {
-    // `None` if the rule is unlimited.
-    allowance: Option<u64>,
-    is_queue: bool,
-}
 
 /// What is counted as a refusal by a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +77,8 @@ pub(super) struct Side {
     refusals: Refusals,
     // The index of each rule in the table, by the address of the rule, which is constant: the rules are not replaced.
     indices: FxHashMap<usize, usize>,
-    // The limit of each rule of the table; `None` if this side does not have the rule.
-    limits: Vec<Option<RuleLimit>>,
+    // What each rule of the table allows; `None` if this side does not have the rule.
+    allowances: Vec<Option<Allowance>>,
     pub(super) rules: Vec<RuleUse>,
     pub(super) totals: SideTotals,
     last: Decided,
@@ -101,19 +93,13 @@ impl Side {
         active_rules.set_secret(Secret::from_bytes([0; 16]));
         active_rules.replace(rules, clock.now());
         let mut indices = FxHashMap::default();
-        let mut limits = Vec::new();
+        let mut allowances = Vec::new();
         let current = active_rules.current();
         for rule in current.rules().into_iter().flat_map(Rules::domains).flat_map(|domain| domain.rules()) {
             let index = table.index(rule);
             indices.insert(address(rule), index);
-            limits.resize(limits.len().max(index + 1), None);
-            limits[index] = Some(match &rule.allowance {
-                Allowance::Limited(limit) => RuleLimit {
-                    allowance: Some(limit.allowance()),
-                    is_queue: limit.admission() == Admission::Delayed,
-                },
-                Allowance::Unlimited => RuleLimit { allowance: None, is_queue: false },
-            });
+            allowances.resize(allowances.len().max(index + 1), None);
+            allowances[index] = Some(rule.allowance.clone());
         }
         drop(current);
         let metrics = Arc::new(LimiterMetrics::new(TOP_USERS));
@@ -122,7 +108,7 @@ impl Side {
         let rules = Vec::new();
         let totals = SideTotals::default();
         let last = Decided::default();
-        Self { limiter, clock, metrics, refusals, indices, limits, rules, totals, last }
+        Self { limiter, clock, metrics, refusals, indices, allowances, rules, totals, last }
     }
 
     /// Decides a request at `now`, which never decreases.
@@ -151,7 +137,7 @@ impl Side {
                 if self.rules.len() <= index {
                     self.rules.resize_with(index + 1, RuleUse::default);
                 }
-                let is_queue = self.limits[index].is_some_and(|limit| limit.is_queue);
+                let is_queue = self.limit(index).map(Limit::admission) == Some(Admission::Delayed);
                 let delay = if is_queue { answer.delay } else { Duration::ZERO };
                 self.rules[index].add(hits, is_refused, status, delay);
             } else {
@@ -170,12 +156,19 @@ impl Side {
 
     /// Whether this side has the rule.
     pub(super) fn has(&self, rule: usize) -> bool {
-        self.limits.get(rule).is_some_and(Option::is_some)
+        self.allowances.get(rule).is_some_and(Option::is_some)
     }
 
     /// The hits that pass at once by this rule; `None` if it has no limit.
     pub(super) fn allowance(&self, rule: usize) -> Option<u64> {
-        self.limits.get(rule).copied().flatten().and_then(|limit| limit.allowance)
+        self.limit(rule).map(Limit::allowance)
+    }
+
+    fn limit(&self, rule: usize) -> Option<&Limit> {
+        match self.allowances.get(rule)?.as_ref()? {
+            Allowance::Limited(limit) => Some(limit),
+            Allowance::Unlimited => None,
+        }
     }
 
     /// The use of this rule.

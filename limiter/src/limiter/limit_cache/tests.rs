@@ -101,8 +101,8 @@ fn wait_ends_with_the_look_up() {
     let world = World::new(100);
     let name = || ("d".to_owned(), "user=1".to_owned());
     let found = world.cache.find(Key::from_halves(1, 1), &world.own, world.now, name);
-    let KeyLimit::Pending(pending) = found else { panic!("{found:?}") };
-    let mut ended = Box::pin(pending.ended());
+    let KeyLimit::Pending(mut pending) = found else { panic!("{found:?}") };
+    let mut ended = Box::pin(pending.changed());
     let mut poll = || {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         ended.as_mut().poll(&mut context).is_ready()

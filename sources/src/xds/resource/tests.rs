@@ -94,7 +94,7 @@ fn conflicting_descriptor_is_left_out_and_everything_else_applies() {
     let warnings: Vec<_> = rules.warnings().iter().map(ToString::to_string).collect();
     let expected = "resource b at d.route.k: this descriptor is left out: resource a has a limit for the same \
                     key and value before it";
-    assert_eq!((warnings, rules.conflicts()), (vec![expected.to_owned(); 2], 2));
+    assert_eq!((warnings, rules.conflicts), (vec![expected.to_owned(); 2], 2));
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn descriptors_of_which_one_has_a_limit_are_one() {
         let mut found = limits(&rules);
         found.sort();
         assert_eq!(found, [("d.k".to_owned(), 1), ("d.k.inner".to_owned(), 2)]);
-        assert_eq!((rules.conflicts(), rules.warnings().len()), (0, 0));
+        assert_eq!((rules.conflicts, rules.warnings().len()), (0, 0));
     }
 }
 
@@ -180,19 +180,19 @@ fn unknown_field_of_a_limit_is_a_warning_for_each_resource() {
         source([field(1, name.as_bytes()), field(2, b"d"), descriptors.concat()].concat())
     };
     let rules = compile(&[of("a", &[&newer, &replacing, &inner]), of("b", &[&field(1, b"none")])]).unwrap();
-    assert_eq!(rules.unknown_fields(), 3);
+    assert_eq!(rules.unknown_fields, 3);
     let warnings: Vec<_> = rules.warnings().iter().map(ToString::to_string).collect();
     let expected = "resource a at d.k: the field rate_limit.6 is unknown to this version and is ignored, here and \
                     at 2 other descriptors; the limit may not be the one that the control plane means";
     assert!(warnings.contains(&expected.to_owned()), "{warnings:?}");
     for (descriptor, named) in [(&replacing, "rate_limit.replaces.2 "), (&inner, "outer.k: the field 9 ")] {
         let rules = compile(&[of("c", &[descriptor])]).unwrap();
-        assert_eq!(rules.unknown_fields(), 1);
+        assert_eq!(rules.unknown_fields, 1);
         let is_named = rules.warnings().iter().any(|warning| warning.to_string().contains(named));
         assert!(is_named, "{:?}", rules.warnings());
     }
     let config = with_field(&RateLimitConfig { domain: "d".to_owned(), ..Default::default() }, 4);
-    assert_eq!(compile(&[source(config)]).unwrap().unknown_fields(), 1);
+    assert_eq!(compile(&[source(config)]).unwrap().unknown_fields, 1);
 }
 
 #[test]

@@ -115,6 +115,15 @@ const CHECKS: &[MetricCheck] = &[
         "raise store.memory_limit, of which limits of their own take an eighth, or clear those that are not needed",
     ),
     metric(
+        "TollgateLimitLookupsFail",
+        Warning,
+        "limit_lookups_failed",
+        ("tollgate_limit_lookups_total", &["outcome=\"failed\""]),
+        Grew(5),
+        "{} look-ups of limits of keys were not answered in the last 5 minutes: known limits stay, and other keys have the numbers of their rule",
+        "see the log for the reason; store.redis or limits.url names the store",
+    ),
+    metric(
         "TollgateClockStepped",
         Warning,
         "clock_stepped",

@@ -125,8 +125,8 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource) -> Vec<DoctorFinding>
         let warnings = rules.warnings().iter().map(ToString::to_string);
         findings.push(DoctorFinding::warning("rule_warnings", listed(warnings), source.warning_repair()));
     }
-    if rules.unknown_fields() > 0 {
-        let number = rules.unknown_fields();
+    if rules.unknown_fields > 0 {
+        let number = rules.unknown_fields;
         findings.push(DoctorFinding::warning(
             "unknown_fields",
             format!("the control plane sends fields that this version ignores, in {number} descriptors: their limits may not be those that it means"),
@@ -174,6 +174,19 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource) -> Vec<DoctorFinding>
         ));
     }
     findings
+}
+
+/// A finding if rules look limits of keys up, and this replica does not.
+pub(super) fn without_limit_source(rules: &Rules) -> Option<DoctorFinding> {
+    let each: Vec<_> =
+        rules.domains().flat_map(Domain::rules).filter(|rule| rule.looks_up_limits()).collect();
+    rules_finding(
+        &each,
+        DoctorFinding::warning,
+        "no_limits_source",
+        "these rules have `own: {from: source}`, and limits.source is none, so all of their keys have the numbers of the rule",
+        "set limits.source, or remove `from`",
+    )
 }
 
 /// Whether a rule may delay requests.

@@ -31,13 +31,11 @@ named! {
 
 /// A format, with what it keeps from line to line.
 #[derive(Debug)]
-pub(in crate::simulate) enum RecordFormat {
-    /// To be found by the first line.
-    Unknown,
-    Json,
-    Csv(Columns),
-    Envoy,
-    Combined,
+pub(in crate::simulate) struct RecordFormat {
+    // `None` until it is found by the first line.
+    name: Option<FormatName>,
+    // Those of CSV.
+    columns: Columns,
 }
 
 /// The fields of one line.
@@ -52,37 +50,29 @@ pub(super) enum Record<'l> {
 impl RecordFormat {
     /// The format with this name; columns have these names, or those of the first line.
     pub(in crate::simulate) fn new(name: Option<FormatName>, columns: Option<Vec<String>>) -> Self {
-        match name {
-            None if columns.is_none() => Self::Unknown,
-            Some(FormatName::Json) => Self::Json,
-            Some(FormatName::Envoy) => Self::Envoy,
-            Some(FormatName::Combined) => Self::Combined,
-            None | Some(FormatName::Csv) => Self::Csv(Columns::new(columns)),
-        }
+        let name = name.or(columns.is_some().then_some(FormatName::Csv));
+        Self { name, columns: Columns::new(columns) }
     }
 
     /// The record of a line; `None` for a header.
     pub(super) fn read<'l>(&'l mut self, line: &'l str) -> Result<Option<Record<'l>>, String> {
-        if matches!(self, Self::Unknown) {
-            *self = match line.trim_start().as_bytes().first() {
-                Some(b'{') => Self::Json,
-                Some(b'[') => Self::Envoy,
-                Some(_) if CombinedLine::read(line).is_ok() => Self::Combined,
-                Some(_) | None => Self::Csv(Columns::default()),
-            };
-        }
-        match self {
-            Self::Json => match serde_json::from_str(line) {
+        let name = *self.name.get_or_insert_with(|| match line.trim_start().as_bytes().first() {
+            Some(b'{') => FormatName::Json,
+            Some(b'[') => FormatName::Envoy,
+            Some(_) if CombinedLine::read(line).is_ok() => FormatName::Combined,
+            Some(_) | None => FormatName::Csv,
+        });
+        match name {
+            FormatName::Json => match serde_json::from_str(line) {
                 Ok(value @ Json::Object(_)) => Ok(Some(Record::Json(value))),
                 Ok(_) => Err("the line is JSON, but no object".to_owned()),
                 Err(error) => Err(format!("the line is not JSON: {error}")),
             },
-            Self::Envoy => AccessLine::read(line).map(|line| Some(Record::Envoy(line))),
-            Self::Combined => CombinedLine::read(line).map(|line| Some(Record::Combined(line))),
-            Self::Csv(columns) => {
-                columns.read(line).map(|is_record| is_record.then_some(Record::Columns(columns)))
+            FormatName::Envoy => AccessLine::read(line).map(|line| Some(Record::Envoy(line))),
+            FormatName::Combined => CombinedLine::read(line).map(|line| Some(Record::Combined(line))),
+            FormatName::Csv => {
+                self.columns.read(line).map(|is_record| is_record.then_some(Record::Columns(&self.columns)))
             }
-            Self::Unknown => Err("the format is unknown".to_owned()),
         }
     }
 }

@@ -55,8 +55,8 @@ type RateLimiterClient interface {
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
 	// Replaces counters by unused ones. Needs the admin token: `authorization: Bearer TOKEN` in the metadata.
 	Reset(ctx context.Context, in *ResetRequest, opts ...grpc.CallOption) (*ResetResponse, error)
-	// Gives keys limits of their own: numbers in place of those of their rule. Needs the admin token, as the next three.
-	// All limits are checked before the first is set; if one is invalid, none is.
+	// Gives keys limits of their own: numbers in place of those of their rule. Needs the admin token or a client certificate
+	// with an allowed name, as the next three. All limits are checked before the first is set; if one is invalid, none is.
 	SetLimits(ctx context.Context, in *SetLimitsRequest, opts ...grpc.CallOption) (*SetLimitsResponse, error)
 	// Reads limits of their own.
 	GetLimits(ctx context.Context, in *GetLimitsRequest, opts ...grpc.CallOption) (*GetLimitsResponse, error)
@@ -219,8 +219,8 @@ type RateLimiterServer interface {
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
 	// Replaces counters by unused ones. Needs the admin token: `authorization: Bearer TOKEN` in the metadata.
 	Reset(context.Context, *ResetRequest) (*ResetResponse, error)
-	// Gives keys limits of their own: numbers in place of those of their rule. Needs the admin token, as the next three.
-	// All limits are checked before the first is set; if one is invalid, none is.
+	// Gives keys limits of their own: numbers in place of those of their rule. Needs the admin token or a client certificate
+	// with an allowed name, as the next three. All limits are checked before the first is set; if one is invalid, none is.
 	SetLimits(context.Context, *SetLimitsRequest) (*SetLimitsResponse, error)
 	// Reads limits of their own.
 	GetLimits(context.Context, *GetLimitsRequest) (*GetLimitsResponse, error)

@@ -48,6 +48,7 @@ public class TollgateAutoConfiguration {
     map.from(properties::queueMax).to(options::queueMax);
     map.from(properties::denyCacheKeys).to(options::denyCacheKeys);
     map.from(properties::denyCacheMax).to(options::denyCacheMax);
+    map.from(properties::adminToken).to(options::adminToken);
     credentials.ifAvailable(options::credentials);
     metrics.ifAvailable(options::metrics);
     TollgateClient client = new TollgateClient(properties.target(), options);

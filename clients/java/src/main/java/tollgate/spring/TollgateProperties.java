@@ -19,4 +19,12 @@ public record TollgateProperties(
     Integer batchMax,
     Integer queueMax,
     Integer denyCacheKeys,
-    Duration denyCacheMax) {}
+    Duration denyCacheMax,
+    String adminToken) {
+
+  /** Without the token. */
+  @Override
+  public String toString() {
+    return "TollgateProperties[target=" + target + "]";
+  }
+}

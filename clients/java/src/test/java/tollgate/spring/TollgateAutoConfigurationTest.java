@@ -179,8 +179,9 @@ class TollgateAutoConfigurationTest {
 
   @Test
   void application_withWrongOption_doesNotStart() {
-    assertThrows(
-        Exception.class, () -> start(Limited.class, "tollgate.target=127.0.0.1:1", "tollgate.calls-max=0"));
+    for (String wrong : List.of("tollgate.calls-max=0", "tollgate.admin-token=no token")) {
+      assertThrows(Exception.class, () -> start(Limited.class, "tollgate.target=127.0.0.1:1", wrong));
+    }
   }
 
   @Test
