@@ -2,9 +2,34 @@
 //! messages about keys and the JSON Schema of rule files are derived from it.
 
 use jiff::civil::Weekday;
-use tollgate_counter::algorithm::AlgorithmName;
+use tollgate_counter::{algorithm::AlgorithmName, named};
 
-use crate::{OnDenied, OnOwnerUnavailable, Unit, group::NetworkGroup, yaml::quote};
+use crate::{Unit, group::NetworkGroup, yaml::quote};
+
+named! {
+    /// Which descriptors of a refused call are charged, of those that would have passed, with its name in rule files.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum OnDenied {
+        /// All descriptors that would have passed, as envoyproxy/ratelimit does.
+        ChargeAll = "charge_all",
+        /// No descriptor.
+        ChargeNone = "charge_none",
+    }
+}
+
+named! {
+    /// The decision for a request whose owner cannot be reached, with its name in rule files.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum OnOwnerUnavailable {
+        /// The local replica admits its share of the limit.
+        #[default]
+        LocalShare = "local_share",
+        /// The request passes without being counted.
+        Allow = "allow",
+        /// The request is refused.
+        Deny = "deny",
+    }
+}
 
 /// The values of `unit`.
 const UNITS: [&str; 7] = names(Unit::NAMED);

@@ -54,7 +54,7 @@ pub use descriptor_ref::DescriptorRef;
 pub use diagnostics::{Location, Problem, Problems, ResourceLocation, RuleOrigin};
 pub use group::{GroupedKey, NetworkGroup};
 pub use keyed_rules::{KeyedDomain, KeyedRules, Match, MatchPosition, OpenMatch};
-pub use keys::nearest;
+pub use keys::{OnDenied, OnOwnerUnavailable, nearest};
 pub use limit::{KeyValue, algorithm_keys};
 #[cfg(feature = "watch")]
 pub use loader::RuleLoader;
@@ -63,7 +63,7 @@ pub use overlay::Overlay;
 pub use own::{OwnBounds, OwnNumbers, StoredLimit, StoredTerms};
 pub use prefix_tree::{MatchKind, composite};
 pub use quotas::Quota;
-pub use rule::{Allowance, ForwardPolicy, OnDenied, OnOwnerUnavailable, Rule, RuleOptions};
+pub use rule::{Allowance, ForwardPolicy, Rule, RuleOptions};
 pub use rule_set::{DESCRIPTORS_MAX, Domain, Rules, Trial};
 pub use schema::json_schema;
 #[cfg(feature = "watch")]

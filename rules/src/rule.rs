@@ -6,10 +6,12 @@ use serde_json::{Map, Value as Json};
 use tollgate_counter::{
     algorithm::{Admission, Limit, QuotaTerms},
     descriptor::Entry,
-    named,
 };
 
-use crate::{DenialBody, DisplayedLimit, GroupedKey, Location, OwnBounds, Quota, RuleStats, StatsHandle};
+use crate::{
+    DenialBody, DisplayedLimit, GroupedKey, Location, OnOwnerUnavailable, OwnBounds, Quota, RuleStats,
+    StatsHandle,
+};
 
 /// The rule of a descriptor: limit and options.
 #[derive(Clone, Debug, PartialEq)]
@@ -141,31 +143,6 @@ pub enum Allowance {
     Unlimited,
     /// Up to the limit; a limit of 0 lets nothing pass.
     Limited(Limit),
-}
-
-named! {
-    /// Which descriptors of a refused call are charged, of those that would have passed, with its name in rule files.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum OnDenied {
-        /// All descriptors that would have passed, as envoyproxy/ratelimit does.
-        ChargeAll = "charge_all",
-        /// No descriptor.
-        ChargeNone = "charge_none",
-    }
-}
-
-named! {
-    /// The decision for a request whose owner cannot be reached, with its name in rule files.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub enum OnOwnerUnavailable {
-        /// The local replica admits its share of the limit.
-        #[default]
-        LocalShare = "local_share",
-        /// The request passes without being counted.
-        Allow = "allow",
-        /// The request is refused.
-        Deny = "deny",
-    }
 }
 
 /// How a check is decided whose counter is elsewhere.
