@@ -26,7 +26,7 @@ mod rules;
 mod state;
 mod token;
 
-pub use state::{AdminState, Certificates, EffectiveSetting, RuleSource, SettingOrigin};
+pub use state::{AdminState, Certificates, EffectiveSetting, Readiness, RuleSource, SettingOrigin};
 pub use token::{Token, TokenError};
 
 use format::{AdminError, ClientAddress};

@@ -17,7 +17,6 @@ use tollgate_telemetry::logs::LogControl;
 use crate::api::{
     admin::doctor::{AlertHistory, MetricReader},
     denial_body::DenialBodies,
-    http::Readiness,
     metrics::ApiMetrics,
     reader::RequestReader,
     recorder::Recorder,
@@ -112,6 +111,18 @@ named! {
         Environment = "environment",
         /// A command-line flag.
         Flag = "flag",
+    }
+}
+
+/// Reports whether this process is ready to serve requests.
+pub trait Readiness: fmt::Debug + Send + Sync + 'static {
+    /// `Ok` has the answer if it is, `Err` the reason why it is not.
+    fn ready(&self) -> Result<String, String>;
+
+    /// The answer of `/healthcheck`, which is also the probe of liveness where rules are not required. `Ok` and `Err`
+    /// have the meanings of [`Readiness::ready`].
+    fn healthy(&self) -> Result<String, String> {
+        self.ready()
     }
 }
 
