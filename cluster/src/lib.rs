@@ -20,14 +20,16 @@ mod stats;
 mod strangers;
 mod submit;
 mod trust;
+mod tuning;
 mod wire;
 
 pub use link::{SeedFailures, SeedState};
 pub use member::{Departure, MemberId};
 pub use message::MemberState;
-pub use node::{ClusterView, MemberDeparture, MemberView, Tuning};
+pub use node::{ClusterView, MemberDeparture, MemberView};
 pub use protocol::VERSION as PROTOCOL_VERSION;
 pub use replica::{Cluster, ClusterSettings};
 pub use stats::ClusterStats;
 pub use strangers::LinkTrust;
 pub use trust::{Files, Trust, TrustError};
+pub use tuning::Tuning;

@@ -26,10 +26,10 @@ use tollgate_store::{
 use tracing::{info, warn};
 
 use crate::{
-    Departure, MemberId, MemberState,
+    Departure, MemberId, MemberState, Tuning,
     calls::{OpenRounds, Round},
     link::{self, LinkHandler, LinkListener, Links, SeedState},
-    node::{ClusterNode, ClusterView, NodeAction, NodeSettings, TICK, TICK_IDLE, Tuning},
+    node::{ClusterNode, ClusterView, NodeAction, NodeSettings, TICK, TICK_IDLE},
     strangers::{LinkTrust, Situation, StrangerHistory},
     wire,
 };

@@ -1,6 +1,6 @@
 //! `/check`: decides a request by its headers, for gateways that ask over HTTP and know no gRPC rate limiting.
 
-use std::{borrow::Cow, fmt, str::FromStr};
+use std::{borrow::Cow, str::FromStr};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use prost::Message as _;
@@ -35,12 +35,10 @@ pub struct HeaderTemplate {
     headers: Vec<HeaderName>,
 }
 
-/// Why the headers of a request give no descriptors.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum BadHeader<'t> {
-    /// A required header is missing, or empty after its filters.
-    Missing(&'t str),
-}
+/// A required header of a request is missing, or empty after its filters.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the header {0} is missing or empty")]
+pub(super) struct MissingHeader<'t>(&'t str);
 
 /// The values of the headers of a template.
 struct HeaderValues<'h>(Vec<(&'h HeaderName, Cow<'h, [u8]>)>);
@@ -69,7 +67,7 @@ impl ForwardAuthSettings {
 
 impl ForwardAuthCheck {
     /// The encoded request for these headers; `None` if no descriptor is complete, so that there is nothing to decide.
-    pub(super) fn request(&self, headers: &HeaderMap) -> Result<Option<Vec<u8>>, BadHeader<'_>> {
+    pub(super) fn request(&self, headers: &HeaderMap) -> Result<Option<Vec<u8>>, MissingHeader<'_>> {
         let descriptors = self.template.descriptors(headers)?;
         let request =
             RateLimitRequest { domain: self.domain.clone(), descriptors, ..RateLimitRequest::default() };
@@ -106,7 +104,7 @@ pub(super) fn headers_and_body(reply: &[u8]) -> (HeaderMap, Vec<u8>) {
 
 impl HeaderTemplate {
     /// The descriptors of these headers, without those that lack an optional one.
-    fn descriptors(&self, headers: &HeaderMap) -> Result<Vec<RateLimitDescriptor>, BadHeader<'_>> {
+    fn descriptors(&self, headers: &HeaderMap) -> Result<Vec<RateLimitDescriptor>, MissingHeader<'_>> {
         let values = HeaderValues::read(&self.headers, headers);
         let descriptors = self.descriptors.descriptors().map(|entries| descriptor(entries, &values));
         descriptors.filter_map(Result::transpose).collect()
@@ -117,7 +115,7 @@ impl HeaderTemplate {
 fn descriptor<'t>(
     templates: &'t [EntryTemplate],
     values: &HeaderValues<'_>,
-) -> Result<Option<RateLimitDescriptor>, BadHeader<'t>> {
+) -> Result<Option<RateLimitDescriptor>, MissingHeader<'t>> {
     let mut entries = Vec::with_capacity(templates.len());
     let mut is_complete = true;
     for template in templates {
@@ -125,7 +123,7 @@ fn descriptor<'t>(
         match template.fill(values, &mut value) {
             Ok(()) => entries.push(Entry { key: template.key.clone(), value }),
             Err(missing) => match missing.presence {
-                FieldPresence::Required => return Err(BadHeader::Missing(&missing.name)),
+                FieldPresence::Required => return Err(MissingHeader(&missing.name)),
                 // The entries behind it may lack a required one.
                 FieldPresence::Optional => is_complete = false,
             },
@@ -197,14 +195,6 @@ fn entries(text: &str) -> Result<Vec<Entry>, String> {
         if entry.key.is_empty() { Err(format!("`{text}`: a key is empty")) } else { Ok(entry) }
     };
     descriptor_text::parse(text)?.into_iter().map(entry).collect()
-}
-
-impl fmt::Display for BadHeader<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing(name) => write!(f, "the header {name} is missing or empty"),
-        }
-    }
 }
 
 #[cfg(test)]

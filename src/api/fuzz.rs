@@ -30,13 +30,11 @@ use tonic::codegen::Service as _;
 use crate::api::{
     Api, ApiSettings, Hosts,
     admin::{
-        self, AdminState, Certificates, RuleSource,
+        self, AdminState, Certificates, Readiness, RuleSource,
         doctor::{MetricReader, MetricValues},
     },
     call::Method,
-    forward_auth, headers,
-    http::{self, Readiness},
-    json,
+    forward_auth, headers, http, json,
     reader::RequestReader,
 };
 

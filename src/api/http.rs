@@ -1,6 +1,6 @@
 //! The HTTP API: probes, the rate limit services as JSON, and decisions by headers.
 
-use std::{fmt, net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
 use axum::{
     Router,
@@ -16,6 +16,7 @@ use tonic::Code;
 
 use crate::api::{
     Api, ApiKind, Call, CallReply, FailedCall, Hosts, Method, ResetPrecision,
+    admin::Readiness,
     call::CHECK_PATH,
     cross_site::{self, GatewayRequests},
     failed_calls::BAD_HEADER,
@@ -28,18 +29,6 @@ const WHAT_LISTENS: &str = "Tollgate over HTTP: POST /json and /v1/... decide, G
 
 /// The maximum number of calls for limits of their own that run at once on the admin listener.
 const LIMIT_CALLS_MAX: usize = 16;
-
-/// Reports whether this process is ready to serve requests.
-pub trait Readiness: fmt::Debug + Send + Sync + 'static {
-    /// `Ok` has the answer if it is, `Err` the reason why it is not.
-    fn ready(&self) -> Result<String, String>;
-
-    /// The answer of `/healthcheck`, which is also the probe of liveness where rules are not required. `Ok` and `Err`
-    /// have the meanings of [`Readiness::ready`].
-    fn healthy(&self) -> Result<String, String> {
-        self.ready()
-    }
-}
 
 /// Routes `/`, `/healthcheck`, `/livez`, `/readyz`, `POST /json`, the calls of `tollgate.v1` below `/v1` and, if it is
 /// set, `/check`. At most `calls_max` calls run at once. Calls wait until it is `opened`.
@@ -214,7 +203,7 @@ async fn decide_headers(
         Ok(Some(message)) => message,
         Ok(None) => return StatusCode::OK.into_response(),
         Err(header) => {
-            calls.api.metrics().bad_header(&header);
+            calls.api.metrics().missing_headers.increase();
             calls.failed(CHECK_PATH, (Code::InvalidArgument, BAD_HEADER), &header.to_string(), &extensions);
             return (StatusCode::BAD_REQUEST, format!("{header}\n")).into_response();
         }

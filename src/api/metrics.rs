@@ -9,7 +9,7 @@ use tollgate_counter::metrics::{Histogram, MetricCounter, micros};
 use tollgate_limiter::limiter::{HoldError, LimiterError};
 use tollgate_telemetry::metrics::metrics;
 
-use crate::api::{ApiKind, Error, error::AccessError, failed_calls::FailedCalls, forward_auth::BadHeader};
+use crate::api::{ApiKind, Error, error::AccessError, failed_calls::FailedCalls};
 
 const DURATION_BOUNDS: [Duration; 15] =
     micros([5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000]);
@@ -41,7 +41,8 @@ pub struct ApiMetrics {
     pub failed_calls: FailedCalls,
     /// Changes of limits of their own.
     pub(super) own_limits: OwnLimitCounts,
-    missing_headers: MetricCounter,
+    /// Requests to `/check` that lack a header.
+    pub(super) missing_headers: MetricCounter,
     // In the order of `ApiKind`.
     requests: [MetricCounter; ApiKind::ALL.len()],
     waiting: AtomicU64,
@@ -178,13 +179,6 @@ impl ApiMetrics {
             counter.add(u64::from(*number));
         }
         self.duration.record_mean(duration, requests.iter().sum());
-    }
-
-    /// Counts a request to `/check` whose headers give no descriptors.
-    pub(super) fn bad_header(&self, header: &BadHeader<'_>) {
-        match header {
-            BadHeader::Missing(_) => self.missing_headers.increase(),
-        }
     }
 
     /// Requests that are delayed now.

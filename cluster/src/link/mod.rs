@@ -35,9 +35,8 @@ mod session;
 mod stats;
 mod ticks;
 
-pub use addresses::Strangers;
+pub use addresses::{SeedFailures, SeedState, Strangers};
 pub use advertise::is_host_port;
-pub use hub::{SeedFailures, SeedState};
 pub use stats::{LinkFailure, LinkStats};
 #[cfg(test)]
 pub(super) use ticks::interval as heartbeat_interval;

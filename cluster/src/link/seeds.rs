@@ -18,8 +18,8 @@ use tollgate_remote::lock;
 use tracing::{info, warn};
 
 use crate::link::{
-    addresses::DialResult,
-    hub::{Hub, SeedFailures, SeedState},
+    addresses::{DialResult, SeedFailures, SeedState},
+    hub::Hub,
 };
 
 /// Interval of the lookups while no other member is known, and afterwards.

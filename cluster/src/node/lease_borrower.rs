@@ -16,10 +16,8 @@ use tollgate_store::{LimitOrigin, OperationOutcome, OwnTerms};
 use crate::{
     MemberId,
     message::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement},
-    node::{
-        context::NodeSettings,
-        lease_owner::{KEYS_MAX, LEASE_TTL},
-    },
+    node::lease_owner::{KEYS_MAX, LEASE_TTL},
+    tuning::NodeSettings,
 };
 
 /// The window in which forwards are counted to find hot keys.

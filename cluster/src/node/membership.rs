@@ -12,11 +12,11 @@ use crate::{
     Departure, MemberId,
     message::{MemberRecord, MemberState, Message},
     node::{
-        context::NodeSettings,
         joining::ReachedPeers,
         output::{NodeAction, NodeOutput},
     },
     placement::Placement,
+    tuning::NodeSettings,
 };
 
 mod damping;

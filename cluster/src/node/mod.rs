@@ -40,8 +40,7 @@ mod tests;
 mod ticks;
 mod view;
 
-pub(crate) use context::NodeSettings;
-pub use context::Tuning;
+pub(crate) use crate::tuning::NodeSettings;
 pub use membership::MemberDeparture;
 pub(crate) use output::{NodeAction, NodeStats, Ticket};
 pub(crate) use ticks::{TICK, TICK_IDLE};

@@ -21,17 +21,12 @@ use crate::{
         VersionedSlot,
     },
     node::{
-        backup::Backups,
-        backup_sender::BackupSender,
-        context::{Context, NodeSettings},
-        forwarding::OpenCheck,
-        lease_owner::LeaseOwner,
-        membership::Membership,
-        output::NodeAction,
-        ownership::Ownership,
+        backup::Backups, backup_sender::BackupSender, context::Context, forwarding::OpenCheck,
+        lease_owner::LeaseOwner, membership::Membership, output::NodeAction, ownership::Ownership,
         recovery::Recovery,
     },
     placement::Placement,
+    tuning::NodeSettings,
 };
 
 mod arrivals;

@@ -10,7 +10,7 @@ use std::{num::NonZeroU64, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::time::Timestamp;
+use crate::{algorithm::HeldCharge, time::Timestamp};
 
 /// A number of hits in a number of nanoseconds, evenly spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -141,11 +141,6 @@ impl DebtCounter {
         Duration::from_nanos(whole + u64::from(rest > 0))
     }
 
-    /// The instant from which nothing is owed.
-    pub(crate) fn idle_at(&self) -> Timestamp {
-        self.paid_at.plus(u64::from(self.rest > 0))
-    }
-
     /// What [`DebtCounter::undo`] needs to take back `hits` just charged at `now`.
     pub(crate) fn receipt(&self, now: Timestamp, hits: u64) -> DebtReceipt {
         DebtReceipt { at: now, hits, after: *self }
@@ -169,29 +164,42 @@ impl DebtCounter {
         self.owe(rate, now, debt.saturating_sub(units));
     }
 
-    /// Owes `hits` more, charged at `at`, which may be in the past.
-    pub(crate) fn charge(&mut self, rate: Rate, at: Timestamp, hits: u64) {
-        let debt = self.debt(rate, at).saturating_add(rate.cost(hits));
-        self.owe(rate, at, debt);
-    }
-
     /// Cuts a debt of more than `most` units at `now` to `most` units at `at`.
     pub(crate) fn clamp_ahead(&mut self, rate: Rate, most: u128, at: Timestamp, now: Timestamp) {
         if most < self.debt(rate, now) {
             self.owe(rate, at, most);
         }
     }
+}
 
-    /// The debt in excess of that of `base`.
-    pub(crate) fn since(&self, base: &Self, rate: Rate, now: Timestamp) -> Self {
-        let mut since = *self;
-        since.forgive(rate, now, base.debt(rate, now));
+/// What the algorithms have in common that keep a debt at a rate: see [`Algorithm`](crate::algorithm::Algorithm).
+impl Rate {
+    pub(super) fn idle_at(self, counter: &DebtCounter) -> Timestamp {
+        counter.paid_at.plus(u64::from(counter.rest > 0))
+    }
+
+    pub(super) fn since(self, counter: &DebtCounter, base: &DebtCounter, now: Timestamp) -> DebtCounter {
+        let mut since = *counter;
+        since.forgive(self, now, base.debt(self, now));
         since
     }
 
-    /// Adds the debt of `other`.
-    pub(crate) fn absorb(&mut self, other: &Self, rate: Rate, now: Timestamp) {
-        let debt = self.debt(rate, now).saturating_add(other.debt(rate, now));
-        self.owe(rate, now, debt);
+    pub(super) fn absorb(self, counter: &mut DebtCounter, other: &DebtCounter, now: Timestamp) {
+        let debt = counter.debt(self, now).saturating_add(other.debt(self, now));
+        counter.owe(self, now, debt);
+    }
+
+    pub(super) fn lighten(self, counter: &mut DebtCounter, _: &HeldCharge, units: u128, now: Timestamp) {
+        counter.forgive(self, now, units);
+    }
+
+    pub(super) fn units(self, hits: u64) -> u128 {
+        self.cost(hits)
+    }
+
+    // A debt from meanwhile is owed after these hits instead of before them, which takes as long.
+    pub(super) fn charge_at(self, counter: &mut DebtCounter, hits: u64, at: Timestamp, _now: Timestamp) {
+        let debt = counter.debt(self, at).saturating_add(self.cost(hits));
+        counter.owe(self, at, debt);
     }
 }

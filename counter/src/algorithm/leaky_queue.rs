@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{
         Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge,
-        Operation, Rate, Verdict,
+        Operation, Rate, Verdict, forward,
     },
     time::Timestamp,
 };
@@ -31,6 +31,10 @@ pub struct LeakyQueue {
 }
 
 impl LeakyQueue {
+    fn rate(&self) -> Rate {
+        self.rate
+    }
+
     /// The largest debt, in units, at which `hits` are admitted; `None` if they never are.
     fn room(&self, hits: u64) -> Option<u128> {
         let places = self.rate.cost(self.burst?).saturating_add(self.rate.cost(1));
@@ -109,16 +113,14 @@ impl Algorithm for LeakyQueue {
         }
     }
 
-    fn idle_at(&self, counter: &DebtCounter) -> Timestamp {
-        counter.idle_at()
-    }
-
-    fn since(&self, counter: &DebtCounter, base: &DebtCounter, now: Timestamp) -> DebtCounter {
-        counter.since(base, self.rate, now)
-    }
-
-    fn absorb(&self, counter: &mut DebtCounter, other: &DebtCounter, now: Timestamp) {
-        counter.absorb(other, self.rate, now);
+    forward! {
+        rate:
+        fn idle_at(counter: &DebtCounter) -> Timestamp;
+        fn since(counter: &DebtCounter, base: &DebtCounter, now: Timestamp) -> DebtCounter;
+        fn absorb(counter: &mut DebtCounter, other: &DebtCounter, now: Timestamp);
+        fn lighten(counter: &mut DebtCounter, held: &HeldCharge, units: u128, now: Timestamp);
+        fn units(hits: u64) -> u128;
+        fn charge_at(counter: &mut DebtCounter, hits: u64, at: Timestamp, now: Timestamp);
     }
 
     fn clamp_ahead(&self, counter: &mut DebtCounter, at: Timestamp, now: Timestamp) {
@@ -132,14 +134,6 @@ impl Algorithm for LeakyQueue {
     // Later hits were admitted with their delays, so only the last place can be given back.
     fn weight(&self, counter: &DebtCounter, position: ChargePosition, now: Timestamp) -> u128 {
         if position == ChargePosition::Instant(counter.paid_at) { counter.debt(self.rate, now) } else { 0 }
-    }
-
-    fn lighten(&self, counter: &mut DebtCounter, _held: &HeldCharge, units: u128, now: Timestamp) {
-        counter.forgive(self.rate, now, units);
-    }
-
-    fn units(&self, hits: u64) -> u128 {
-        self.rate.cost(hits)
     }
 
     fn converted(&self, units: u128, before: &Self) -> u128 {
@@ -161,10 +155,6 @@ impl Algorithm for LeakyQueue {
 
     fn period(&self) -> Option<u64> {
         Some(self.rate.nanos())
-    }
-
-    fn charge_at(&self, counter: &mut DebtCounter, hits: u64, at: Timestamp, _now: Timestamp) {
-        counter.charge(self.rate, at, hits);
     }
 
     fn set_timeout(&mut self, timeout: Duration) {

@@ -184,11 +184,11 @@ pub enum Admission {
     InFlight,
 }
 
-/// Makes methods that answer as those of another algorithm do, which `$inner` returns.
+/// Makes methods that answer as those of `$part` do: another algorithm, or the rate of a debt.
 macro_rules! forward {
-    ($inner:ident: $(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
+    ($part:ident: $(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
         fn $name(&self, $($argument: $type),*) $(-> $result)? {
-            self.$inner().$name($($argument),*)
+            self.$part().$name($($argument),*)
         }
     )*};
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{
         Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge,
-        HitRate, Operation, Rate, granted::STILL_NANOS,
+        HitRate, Operation, Rate, forward, granted::STILL_NANOS,
     },
     time::Timestamp,
 };
@@ -25,6 +25,10 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
+    fn rate(&self) -> Rate {
+        self.rate
+    }
+
     /// What is left when `debt` is owed, in units.
     fn left(&self, debt: u128) -> u128 {
         self.rate.cost(self.burst).saturating_sub(debt)
@@ -113,16 +117,14 @@ impl Algorithm for TokenBucket {
         counter.undo(self.rate, receipt, now);
     }
 
-    fn idle_at(&self, counter: &DebtCounter) -> Timestamp {
-        counter.idle_at()
-    }
-
-    fn since(&self, counter: &DebtCounter, base: &DebtCounter, now: Timestamp) -> DebtCounter {
-        counter.since(base, self.rate, now)
-    }
-
-    fn absorb(&self, counter: &mut DebtCounter, other: &DebtCounter, now: Timestamp) {
-        counter.absorb(other, self.rate, now);
+    forward! {
+        rate:
+        fn idle_at(counter: &DebtCounter) -> Timestamp;
+        fn since(counter: &DebtCounter, base: &DebtCounter, now: Timestamp) -> DebtCounter;
+        fn absorb(counter: &mut DebtCounter, other: &DebtCounter, now: Timestamp);
+        fn lighten(counter: &mut DebtCounter, held: &HeldCharge, units: u128, now: Timestamp);
+        fn units(hits: u64) -> u128;
+        fn charge_at(counter: &mut DebtCounter, hits: u64, at: Timestamp, now: Timestamp);
     }
 
     fn clamp_ahead(&self, counter: &mut DebtCounter, at: Timestamp, now: Timestamp) {
@@ -131,14 +133,6 @@ impl Algorithm for TokenBucket {
 
     fn weight(&self, counter: &DebtCounter, _place: ChargePosition, now: Timestamp) -> u128 {
         counter.debt(self.rate, now)
-    }
-
-    fn lighten(&self, counter: &mut DebtCounter, _held: &HeldCharge, units: u128, now: Timestamp) {
-        counter.forgive(self.rate, now, units);
-    }
-
-    fn units(&self, hits: u64) -> u128 {
-        self.rate.cost(hits)
     }
 
     fn converted(&self, units: u128, before: &Self) -> u128 {
@@ -164,11 +158,6 @@ impl Algorithm for TokenBucket {
 
     fn period(&self) -> Option<u64> {
         Some(self.rate.nanos())
-    }
-
-    // A debt from meanwhile is owed after these hits instead of before them, which takes as long.
-    fn charge_at(&self, counter: &mut DebtCounter, hits: u64, at: Timestamp, _now: Timestamp) {
-        counter.charge(self.rate, at, hits);
     }
 
     fn hit_rate(&self) -> Option<HitRate> {

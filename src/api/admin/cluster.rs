@@ -12,7 +12,7 @@ use tracing::warn;
 
 use crate::api::admin::{
     AdminState, format,
-    state::{AdminError, ClientAddress},
+    format::{AdminError, ClientAddress},
 };
 
 /// The query for a member: `?member=ID`.

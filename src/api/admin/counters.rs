@@ -21,7 +21,7 @@ use tracing::info;
 
 use crate::api::admin::{
     AdminState, format,
-    state::{AdminError, ClientAddress},
+    format::{AdminError, ClientAddress},
 };
 
 /// Maximum number of keys in `/top`.

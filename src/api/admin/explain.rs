@@ -30,7 +30,7 @@ use tollgate_wire::{
 
 use crate::api::{
     Error,
-    admin::{AdminState, counters, format, state::AdminError},
+    admin::{AdminState, counters, format, format::AdminError},
     call::Method,
     denial_body::When,
     rls,

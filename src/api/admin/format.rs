@@ -1,7 +1,12 @@
-//! Formats times and keys for operators.
+//! Formats times, keys, addresses and errors for operators.
 
-use std::time::Duration;
+use std::{convert::Infallible, fmt, net::SocketAddr, time::Duration};
 
+use axum::{
+    extract::{ConnectInfo, FromRequestParts},
+    http::{StatusCode, request},
+    response::{IntoResponse, Response},
+};
 use tollgate_counter::{descriptor::Key, time::Timestamp};
 
 /// An instant in RFC 3339.
@@ -23,4 +28,53 @@ pub(crate) fn millis(time: Duration) -> u64 {
 /// A key in hexadecimal.
 pub(crate) fn key(key: Key) -> String {
     format!("{:016x}{:016x}", key.high(), key.low())
+}
+
+/// The address of the client, for log lines.
+pub(in crate::api) struct ClientAddress(Option<SocketAddr>);
+
+impl ClientAddress {
+    pub(in crate::api) fn from_parts(parts: &request::Parts) -> Self {
+        Self(parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0))
+    }
+}
+
+impl fmt::Display for ClientAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(address) => address.fmt(f),
+            None => f.write_str("unknown"),
+        }
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for ClientAddress {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut request::Parts, _state: &S) -> Result<Self, Self::Rejection> {
+        Ok(Self::from_parts(parts))
+    }
+}
+
+/// An error of a page: a status code and a line of text.
+pub(in crate::api) struct AdminError(pub(in crate::api) StatusCode, pub(in crate::api) String);
+
+impl AdminError {
+    pub(in crate::api) fn bad_request(why: impl fmt::Display) -> Self {
+        Self(StatusCode::BAD_REQUEST, why.to_string())
+    }
+
+    pub(in crate::api) fn not_found(why: impl fmt::Display) -> Self {
+        Self(StatusCode::NOT_FOUND, why.to_string())
+    }
+
+    pub(in crate::api) fn unavailable(why: impl fmt::Display) -> Self {
+        Self(StatusCode::SERVICE_UNAVAILABLE, why.to_string())
+    }
+}
+
+impl IntoResponse for AdminError {
+    fn into_response(self) -> Response {
+        (self.0, format!("{}\n", self.1)).into_response()
+    }
 }

@@ -26,10 +26,10 @@ mod rules;
 mod state;
 mod token;
 
-pub use state::{AdminState, Certificates, EffectiveSetting, RuleSource, SettingOrigin};
+pub use state::{AdminState, Certificates, EffectiveSetting, Readiness, RuleSource, SettingOrigin};
 pub use token::{Token, TokenError};
 
-use state::{AdminError, ClientAddress};
+use format::{AdminError, ClientAddress};
 
 /// The endpoints, each with its help.
 const ENDPOINTS: [(&str, &str); 19] = [

@@ -23,7 +23,7 @@ use tracing::warn;
 use crate::api::{
     admin::{
         AdminState,
-        state::{AdminError, ClientAddress},
+        format::{AdminError, ClientAddress},
     },
     recorder::{RecordError, RecordedValues},
 };

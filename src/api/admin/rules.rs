@@ -15,7 +15,7 @@ use tollgate_rules::{
     RulesStatus, rule_text, yaml::Mark,
 };
 
-use crate::api::admin::{AdminState, RuleSource, format, state::AdminError};
+use crate::api::admin::{AdminState, RuleSource, format, format::AdminError};
 
 /// The maximum number of listed rules.
 const LISTED_MAX: usize = 500;

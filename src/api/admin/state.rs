@@ -1,12 +1,7 @@
-//! What the admin handlers share: their state, the address of a client, and the errors of pages.
+//! The state that admin handlers share.
 
-use std::{convert::Infallible, fmt, net::SocketAddr, sync::Arc};
+use std::{fmt, sync::Arc};
 
-use axum::{
-    extract::{ConnectInfo, FromRequestParts},
-    http::{StatusCode, request},
-    response::{IntoResponse, Response},
-};
 use tollgate_cluster::Cluster;
 use tollgate_counter::{
     named,
@@ -22,7 +17,6 @@ use tollgate_telemetry::logs::LogControl;
 use crate::api::{
     admin::doctor::{AlertHistory, MetricReader},
     denial_body::DenialBodies,
-    http::Readiness,
     metrics::ApiMetrics,
     reader::RequestReader,
     recorder::Recorder,
@@ -120,6 +114,18 @@ named! {
     }
 }
 
+/// Reports whether this process is ready to serve requests.
+pub trait Readiness: fmt::Debug + Send + Sync + 'static {
+    /// `Ok` has the answer if it is, `Err` the reason why it is not.
+    fn ready(&self) -> Result<String, String>;
+
+    /// The answer of `/healthcheck`, which is also the probe of liveness where rules are not required. `Ok` and `Err`
+    /// have the meanings of [`Readiness::ready`].
+    fn healthy(&self) -> Result<String, String> {
+        self.ready()
+    }
+}
+
 /// The certificates of the listeners.
 pub trait Certificates: fmt::Debug + Send + Sync {
     /// The name of each listener with a certificate, and when the active one expires.
@@ -127,53 +133,4 @@ pub trait Certificates: fmt::Debug + Send + Sync {
 
     /// The name of each listener whose files have certificates that cannot be used.
     fn refused(&self) -> Vec<&'static str>;
-}
-
-/// The address of the client, for log lines.
-pub(super) struct ClientAddress(Option<SocketAddr>);
-
-impl ClientAddress {
-    pub(super) fn from_parts(parts: &request::Parts) -> Self {
-        Self(parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0))
-    }
-}
-
-impl fmt::Display for ClientAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(address) => address.fmt(f),
-            None => f.write_str("unknown"),
-        }
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for ClientAddress {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut request::Parts, _state: &S) -> Result<Self, Self::Rejection> {
-        Ok(Self::from_parts(parts))
-    }
-}
-
-/// An error of a page: a status code and a line of text.
-pub(super) struct AdminError(pub(super) StatusCode, pub(super) String);
-
-impl AdminError {
-    pub(super) fn bad_request(why: impl fmt::Display) -> Self {
-        Self(StatusCode::BAD_REQUEST, why.to_string())
-    }
-
-    pub(super) fn not_found(why: impl fmt::Display) -> Self {
-        Self(StatusCode::NOT_FOUND, why.to_string())
-    }
-
-    pub(super) fn unavailable(why: impl fmt::Display) -> Self {
-        Self(StatusCode::SERVICE_UNAVAILABLE, why.to_string())
-    }
-}
-
-impl IntoResponse for AdminError {
-    fn into_response(self) -> Response {
-        (self.0, format!("{}\n", self.1)).into_response()
-    }
 }

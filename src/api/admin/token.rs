@@ -16,7 +16,7 @@ use tollgate_net::private_file;
 use tracing::{debug, error};
 
 use crate::api::{
-    admin::state::{AdminError, ClientAddress},
+    admin::format::{AdminError, ClientAddress},
     error::AccessError,
 };
 

@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tollgate_rules::Rules;
 use tollgate_wire::finding::EnvoyDescriptor;
 
-use crate::api::admin::state::{AdminError, AdminState};
+use crate::api::admin::{format::AdminError, state::AdminState};
 
 mod alerts;
 mod cluster;

@@ -27,8 +27,9 @@ use tollgate_counter::time::{Stopwatch, Timestamp};
 use tracing::error;
 
 use crate::api::admin::{
+    format::AdminError,
     page::sample::{HistoryPoint, PageSampler},
-    state::{AdminError, AdminState},
+    state::AdminState,
 };
 
 /// The maximum number of open pages.

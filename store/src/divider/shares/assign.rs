@@ -80,8 +80,11 @@ impl Shares {
                 let wanted = if subscriber.is_refusing && granted.burst > 0 { least } else { most };
                 // What it had a moment ago is still its own.
                 let paid = subscriber.held.burst;
-                let larger = wanted.min(paid.saturating_add(*free)).max(least).max(granted.burst);
-                let burst = if subscriber.may_be_another(now) { granted.burst } else { larger };
+                let burst = if subscriber.may_be_another(now) {
+                    granted.burst
+                } else {
+                    wanted.min(paid.saturating_add(*free)).max(least).max(granted.burst)
+                };
                 let larger = HitRate { per_second: share, burst };
                 let growth = burst.saturating_sub(paid);
                 let missing = growth.saturating_sub(*free);
