@@ -21,12 +21,7 @@ mod applier;
 mod endpoint;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
-/// Code generated from `proto/`.
-mod proto {
-    #![allow(missing_docs, clippy::all, clippy::disallowed_methods)]
-
-    include!(concat!(env!("OUT_DIR"), "/proto.rs"));
-}
+mod proto;
 mod resource;
 mod session;
 
