@@ -29,10 +29,7 @@ use tonic::codegen::Service as _;
 
 use crate::api::{
     Api, ApiSettings, Hosts,
-    admin::{
-        self, AdminState, Certificates, Readiness, RuleSource,
-        doctor::{MetricReader, MetricValues},
-    },
+    admin::{self, AdminState, Certificates, MetricReader, MetricValues, Readiness, RuleSource},
     call::Method,
     forward_auth, headers, http, json,
     reader::RequestReader,

@@ -15,9 +15,10 @@ use tracing::warn;
 
 use crate::api::cross_site;
 
+mod alerts;
 mod cluster;
 mod counters;
-pub mod doctor;
+mod doctor;
 mod explain;
 pub(crate) mod format;
 pub mod page;
@@ -26,6 +27,7 @@ mod rules;
 mod state;
 mod token;
 
+pub use alerts::{AlertHistory, MetricReader, MetricValues};
 pub use state::{AdminState, Certificates, EffectiveSetting, Readiness, RuleSource, SettingOrigin};
 pub use token::{Token, TokenError};
 

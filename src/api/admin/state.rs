@@ -15,7 +15,7 @@ use tollgate_store::Memory;
 use tollgate_telemetry::logs::LogControl;
 
 use crate::api::{
-    admin::doctor::{AlertHistory, MetricReader},
+    admin::alerts::{AlertHistory, MetricReader},
     denial_body::DenialBodies,
     metrics::ApiMetrics,
     reader::RequestReader,

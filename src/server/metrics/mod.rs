@@ -14,7 +14,7 @@ use tollgate_telemetry::metrics::{self, Metric, Page, Row};
 
 use crate::api::{
     self,
-    admin::doctor::{MetricReader, MetricValues},
+    admin::{MetricReader, MetricValues},
 };
 
 mod cluster;

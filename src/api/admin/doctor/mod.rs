@@ -11,16 +11,13 @@ use tokio::task::spawn_blocking;
 use tollgate_rules::Rules;
 use tollgate_wire::finding::EnvoyDescriptor;
 
-use crate::api::admin::{format::AdminError, state::AdminState};
+use crate::api::admin::{alerts::UNANSWERED, format::AdminError, state::AdminState};
 
-mod alerts;
 mod cluster;
 mod envoy;
 mod replica;
 mod rules;
 
-use alerts::UNANSWERED;
-pub use alerts::{AlertHistory, MetricReader, MetricValues};
 use replica::FAILED_CALLS;
 
 /// The maximum size of the descriptors of an Envoy, in bytes.

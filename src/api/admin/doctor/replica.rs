@@ -10,11 +10,7 @@ use tollgate_store::StoreStats;
 use tollgate_wire::finding::{DoctorFinding, listed};
 
 use crate::api::{
-    admin::{
-        AdminState,
-        doctor::{alerts::MEMORY_REPAIR, envoy::knows_keys},
-        format,
-    },
+    admin::{AdminState, alerts::MEMORY_REPAIR, doctor::envoy::knows_keys, format},
     failed_calls::{RecentFailures, code_name},
 };
 

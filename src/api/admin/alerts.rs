@@ -513,7 +513,7 @@ mod tests {
 
     use super::*;
 
-    const ALERT_RULES: &str = include_str!("../../../../deploy/monitoring/prometheus-rule.yaml");
+    const ALERT_RULES: &str = include_str!("../../../deploy/monitoring/prometheus-rule.yaml");
 
     /// What finds the other alerts.
     enum FoundBy {
@@ -526,8 +526,11 @@ mod tests {
     use FoundBy::{Outside, State};
 
     /// What finds them.
-    const STATES: [&str; 3] =
-        [include_str!("cluster.rs"), include_str!("replica.rs"), include_str!("rules.rs")];
+    const STATES: [&str; 3] = [
+        include_str!("doctor/cluster.rs"),
+        include_str!("doctor/replica.rs"),
+        include_str!("doctor/rules.rs"),
+    ];
 
     const OTHERS: &[(&str, FoundBy)] = &[
         ("TollgateDown", Outside("`tollgate doctor` exits 2 without an answer")),
@@ -565,7 +568,7 @@ mod tests {
 
     #[test]
     fn each_alert_has_a_finding_or_a_reason() {
-        let findings = include_str!("../../../../docs/admin.md");
+        let findings = include_str!("../../../docs/admin.md");
         for (name, text) in alerts() {
             let check = CHECKS.iter().find(|check| check.alert == name);
             let id = match (check, OTHERS.iter().find(|(alert, _)| *alert == name)) {
