@@ -136,6 +136,15 @@ impl Divider {
         true
     }
 
+    /// A copy for another replica, which divides anew at the first report.
+    pub(super) fn copied(&self) -> Self {
+        let mut copy = self.clone();
+        if let Way::Shares(shares) = &mut copy.way {
+            shares.forget_settled();
+        }
+        copy
+    }
+
     /// The number of subscribers.
     pub fn len(&self) -> usize {
         match &self.way {

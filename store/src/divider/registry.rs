@@ -271,7 +271,7 @@ impl Dividers {
     pub fn divisions_of(&self, slot: Slot, now: Timestamp) -> SlotDivisions {
         let shard = self.shard(slot);
         let of_slot = shard.dividers.range(slot.places());
-        let each = of_slot.map(|((_, key), placed)| (*key, placed.divider.clone())).collect();
+        let each = of_slot.map(|((_, key), placed)| (*key, placed.divider.copied())).collect();
         SlotDivisions { at: now, learns_until: self.learns_until(slot), each }
     }
 

@@ -108,6 +108,11 @@ impl Shares {
         (self.rate, self.settled) = (rate, None);
     }
 
+    /// Lets the next report divide the rate, whether or not it changes the result.
+    pub(super) fn forget_settled(&mut self) {
+        self.settled = None;
+    }
+
     pub(super) fn leave(&mut self, id: SubscriberId) {
         self.settled = None;
         self.each.leave(id);
