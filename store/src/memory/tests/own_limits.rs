@@ -130,23 +130,23 @@ proptest! {
 
 #[test]
 fn own_limit_of_another_version_stays() {
-    let rule = &every_limit(20, SECOND)[0];
+    let [rule, other] = [20, 30].map(|hits| every_limit(hits, SECOND).swap_remove(0));
     let (memory, name) = (Memory::new(BYTES, OnFull::Deny), key("one"));
-    let set = |replaces, now| {
-        let outcome = memory.operate(name, rule, &own(rule, replaces), now).unwrap();
+    let set = |limit, replaces| {
+        let outcome = memory.operate(name, &rule, &own(limit, replaces), NOW).unwrap();
         let HoldOutcome::OwnLimit(outcome) = outcome.hold else { panic!("{outcome:?}") };
         let OwnLimitOutcome { refusal, state } = *outcome;
         (refusal, state.map(|state| state.version))
     };
-    let (refusal, first) = set(Some(0), NOW);
+    let (refusal, first) = set(&rule, Some(0));
     assert_eq!(refusal, None);
-    assert_eq!(set(Some(0), NOW), (Some(OwnLimitRefusal::OtherVersion), first), "there is one already");
-    let (refusal, second) = set(first, NOW);
+    assert_eq!(set(&rule, Some(0)), (Some(OwnLimitRefusal::OtherVersion), first), "there is one already");
+    let (refusal, second) = set(&other, first);
     assert_eq!(refusal, None);
     assert!(first < second);
-    assert_eq!(set(first, NOW), (Some(OwnLimitRefusal::OtherVersion), second));
-    memory.operate(name, rule, &cleared(), NOW).unwrap();
-    let (refusal, third) = set(Some(0), NOW);
+    assert_eq!(set(&other, first), (Some(OwnLimitRefusal::OtherVersion), second));
+    memory.operate(name, &rule, &cleared(), NOW).unwrap();
+    let (refusal, third) = set(&rule, Some(0));
     assert_eq!(refusal, None, "it was removed");
     assert!(second < third);
 }
