@@ -37,7 +37,7 @@ impl Shares {
         free: &mut u64,
         now: Timestamp,
     ) -> AssignedShares {
-        let rate = self.rate;
+        let (rate, paid_until_now) = (self.rate, self.paid.hits);
         let granted =
             |shares: &Self, index: usize| shares.each.states()[active[index]].next_share().per_second;
         let next = self.next_shares(active, targets);
@@ -68,7 +68,7 @@ impl Shares {
             } else if share < granted.per_second {
                 let burst = burst_of(share, rate).max(1).min(granted.burst);
                 let burst = if share == 0 { 0 } else { burst };
-                subscriber.grant(HitRate { per_second: share, burst }, now);
+                subscriber.grant(HitRate { per_second: share, burst }, paid_until_now, now);
                 has_changed = true;
             } else if share > granted.per_second {
                 if granted.per_second == 0 {
@@ -90,7 +90,7 @@ impl Shares {
                 let missing = growth.saturating_sub(*free);
                 *free -= growth - missing;
                 if missing == 0 {
-                    subscriber.grant(larger, now);
+                    subscriber.grant(larger, paid_until_now, now);
                     has_changed = true;
                 } else {
                     // The share brings what is missing, which is then no debt of the counter.
@@ -102,7 +102,8 @@ impl Shares {
                 let growth = growth(subscriber, rate, room, *free);
                 if growth > 0 {
                     *free -= growth;
-                    subscriber.grant(HitRate { burst: subscriber.held.burst + growth, ..granted }, now);
+                    let larger = HitRate { burst: subscriber.held.burst + growth, ..granted };
+                    subscriber.grant(larger, paid_until_now, now);
                     has_changed = true;
                 }
             }

@@ -113,12 +113,12 @@ impl ShareSubscriber {
         now.after(SETTLE) < self.settles_at && self.granted.burst < self.held.burst
     }
 
-    /// Assigns a share.
-    pub(super) fn grant(&mut self, share: HitRate, now: Timestamp) {
+    /// Assigns a share, when the counter has been paid so many hits.
+    pub(super) fn grant(&mut self, share: HitRate, paid: f64, now: Timestamp) {
         if (self.granted.per_second == 0) != (share.per_second == 0) {
             self.since = now;
         }
-        self.tokens.change(self.granted, now);
+        self.tokens.change(self.granted, paid, now);
         self.held = self.held.max_of(share);
         (self.granted, self.pending) = (share, None);
         self.settles_at = self.settles_at.max(now.after(SETTLE));

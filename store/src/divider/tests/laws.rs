@@ -183,3 +183,26 @@ proptest! {
         }
     }
 }
+
+/// Plays the phases of a history in which more passed once than the rate and the burst. Returns what passed beyond the
+/// rate.
+fn most_beyond_in(per_second: u64, seconds: u64, each: [(u32, u64); 5], phases: &[Phase]) -> f64 {
+    let burst = per_second * seconds;
+    let mut world = World::new(bucket(per_second, burst));
+    world.terms = (1..).zip(each).map(|(stream, (weight, floor))| (stream, terms(weight, floor))).collect();
+    phases.iter().for_each(|phase| play(&mut world, phase, burst as f64));
+    world.most_beyond(per_second as f64)
+}
+
+#[test]
+fn burst_that_a_smaller_share_gives_back_after_it_was_paid_counts_once() {
+    let each = [(558, 4), (401, 4), (229, 1), (564, 1), (803, 5)];
+    let phases = [
+        Phase::Burst(4, 0.7770277722239722),
+        Phase::Idle(13),
+        Phase::Calls(1.436817406181458),
+        Phase::Demand(vec![(1, 88.0), (2, 92.0), (3, 59.0), (4, 7.0)], 14),
+    ];
+    let most = most_beyond_in(18, 20, each, &phases);
+    assert!(most <= 360.0 + 6.0 + 0.36, "{most}");
+}
