@@ -151,6 +151,9 @@ impl Shares {
             });
         let resumed = smallest.and_then(|(other, HitRate { burst: least, .. })| {
             let ended = self.each.remove_if(other, |_| true)?;
+            // It may have been that of another client, for which one of the others is left then.
+            let others = self.each.iter_mut().filter(|(other, _)| other.caller() == id.caller());
+            others.filter(|(_, each)| could_be(each)).for_each(|(_, each)| each.limit_burst(least));
             Some(ended.resumed(least, usage.allowed_before, now))
         });
         let subscriber = resumed.unwrap_or_else(|| ShareSubscriber {

@@ -206,3 +206,29 @@ fn burst_that_a_smaller_share_gives_back_after_it_was_paid_counts_once() {
     let most = most_beyond_in(18, 20, each, &phases);
     assert!(most <= 360.0 + 6.0 + 0.36, "{most}");
 }
+
+#[test]
+fn clients_that_come_back_for_one_another_get_no_larger_bursts() {
+    let each = [(220, 4), (387, 0), (905, 4), (767, 1), (43, 5)];
+    let phases = [
+        Phase::Calls(1.498514738318374),
+        Phase::Calls(1.4629303695375047),
+        Phase::Snapshot(vec![(1, 42.0), (2, 49.0), (3, 56.0)], 11),
+        Phase::Snapshot(vec![(1, 74.0), (2, 91.0), (3, 86.0)], 27),
+        Phase::Calls(1.245256224914967),
+    ];
+    let most = most_beyond_in(26, 1_000, each, &phases);
+    assert!(most <= 26_000.0 + 6.0 + 0.52, "{most}");
+}
+
+#[test]
+fn clients_that_come_back_with_a_small_burst_get_no_larger_bursts() {
+    let each = [(1, 3), (703, 0), (469, 0), (1, 0), (1, 0)];
+    let phases = [
+        Phase::Calls(1.1649123032756912),
+        Phase::Snapshot(vec![(1, 35.0), (2, 8.0), (3, 50.0)], 5),
+        Phase::Snapshot(vec![(1, 20.0), (2, 10.0), (3, 6.0)], 46),
+    ];
+    let most = most_beyond_in(14, 20, each, &phases);
+    assert!(most <= 280.0 + 6.0 + 0.28, "{most}");
+}
