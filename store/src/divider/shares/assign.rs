@@ -56,7 +56,8 @@ impl Shares {
                 per_second: held.per_second.saturating_sub(before.per_second),
                 burst: held.burst.saturating_sub(before.burst),
             };
-            let room = rate.burst.saturating_sub(others.burst);
+            // What an earlier divider may have granted is no room for others.
+            let room = rate.burst.saturating_sub(others.burst).saturating_sub(self.unknown);
             let share = next[index].min(rate.per_second.saturating_sub(others.per_second));
             is_complete &= share == next[index];
             if subscriber.pending.is_some_and(|pending| share < pending.share.per_second) {
