@@ -48,6 +48,9 @@ pub(super) struct Shares {
     lost: u64,
     // Since when a share waits for its target.
     changes_since: Option<Timestamp>,
+    // What the counter has been paid.
+    #[serde(skip)]
+    paid: PaidHits,
     // The result of the last division, as long as reports do not change it.
     #[serde(skip)]
     settled: Option<SettledShares>,
@@ -77,6 +80,7 @@ impl Shares {
             unknown: 0,
             lost: if is_known { 0 } else { lost },
             changes_since: None,
+            paid: PaidHits::default(),
             settled: None,
         }
     }
@@ -108,9 +112,11 @@ impl Shares {
         (self.rate, self.settled) = (rate, None);
     }
 
-    /// Lets the next report divide the rate, whether or not it changes the result.
+    /// Lets the next report divide the rate, whether or not it changes the result. What was paid elsewhere is not known,
+    /// so smaller shares give nothing back.
     pub(super) fn forget_settled(&mut self) {
-        self.settled = None;
+        (self.settled, self.paid) = (None, PaidHits::default());
+        self.each.states_mut().iter_mut().for_each(|subscriber| subscriber.tokens.forget_paid());
     }
 
     pub(super) fn leave(&mut self, id: SubscriberId) {
@@ -145,6 +151,9 @@ impl Shares {
             });
         let resumed = smallest.and_then(|(other, HitRate { burst: least, .. })| {
             let ended = self.each.remove_if(other, |_| true)?;
+            // It may have been that of another client, for which one of the others is left then.
+            let others = self.each.iter_mut().filter(|(other, _)| other.caller() == id.caller());
+            others.filter(|(_, each)| could_be(each)).for_each(|(_, each)| each.limit_burst(least));
             Some(ended.resumed(least, usage.allowed_before, now))
         });
         let subscriber = resumed.unwrap_or_else(|| ShareSubscriber {
@@ -157,6 +166,7 @@ impl Shares {
     /// Moves all instants to another clock.
     pub(super) fn move_to(&mut self, from: Timestamp, to: Timestamp) {
         self.callers.move_to(from, to);
+        self.paid.at = moved(self.paid.at, from, to);
         self.callers_turn.since = moved(self.callers_turn.since, from, to);
         self.changes_since = self.changes_since.map(|instant| moved(instant, from, to));
         for subscriber in self.each.states_mut() {
@@ -230,7 +240,8 @@ impl Shares {
         // With those of reports that were lost.
         let allowed = usage.allowed_in_all().saturating_sub(subscriber.reported);
         subscriber.reported = subscriber.reported.saturating_add(allowed);
-        let returned = subscriber.tokens.report(allowed, subscriber.granted, now);
+        self.paid.add_until(now);
+        let returned = subscriber.tokens.report(allowed, subscriber.granted, self.paid.hits, now);
         self.returned = self.returned.saturating_add(returned);
         let hits = usage.allowed.saturating_add(usage.denied);
         subscriber.demand.add(hits, subscriber.granted.per_second, now);
@@ -294,6 +305,7 @@ impl Shares {
 
     /// Divides the rate, and assigns what has changed; to those that have reported in any case.
     pub(super) fn turn(&mut self, view: CounterView, learns: bool, now: Timestamp) -> DivisionOutcome {
+        self.paid.add_until(now);
         let has_begun = self.settle(now);
         let mut free = self.free_burst(view, learns);
         let lacks_burst = free < self.rate.burst.saturating_sub(self.reserved().burst);
@@ -318,6 +330,7 @@ impl Shares {
             outcome.beyond_grant += std::mem::take(&mut subscriber.beyond_grant);
         }
         let held = self.granted().rate;
+        self.paid.per_second = self.rate.per_second.saturating_sub(held.per_second);
         let spent = std::mem::take(&mut self.spent);
         let returned = std::mem::take(&mut self.returned);
         outcome.turn = Turn { used: 0, spent, returned, granted: Granted { rate: held, hits: 0 } };
@@ -387,7 +400,7 @@ impl Shares {
                 subscriber.cancel(now);
             }
             if let Some(pending) = subscriber.pending.filter(|pending| pending.at <= now) {
-                subscriber.grant(pending.share, now);
+                subscriber.grant(pending.share, self.paid.hits, now);
                 has_begun = true;
             }
         }
@@ -413,6 +426,23 @@ impl Shares {
 
     fn held(&self) -> HitRate {
         self.each.states().iter().map(|subscriber| subscriber.held).fold(HitRate::default(), HitRate::plus)
+    }
+}
+
+/// What is left of the rate pays what the counter owes. A full bucket loses what more the rate brings, so hits of the
+/// burst that were charged, and come back later, are paid by then as far as the rate has brought them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct PaidHits {
+    // So many until `at`, and then so many in each second.
+    hits: f64,
+    at: Timestamp,
+    per_second: u64,
+}
+
+impl PaidHits {
+    fn add_until(&mut self, now: Timestamp) {
+        self.hits += self.per_second as f64 * now.since(self.at).as_secs_f64();
+        self.at = now;
     }
 }
 

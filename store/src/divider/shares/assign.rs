@@ -37,7 +37,7 @@ impl Shares {
         free: &mut u64,
         now: Timestamp,
     ) -> AssignedShares {
-        let rate = self.rate;
+        let (rate, paid_until_now) = (self.rate, self.paid.hits);
         let granted =
             |shares: &Self, index: usize| shares.each.states()[active[index]].next_share().per_second;
         let next = self.next_shares(active, targets);
@@ -56,7 +56,8 @@ impl Shares {
                 per_second: held.per_second.saturating_sub(before.per_second),
                 burst: held.burst.saturating_sub(before.burst),
             };
-            let room = rate.burst.saturating_sub(others.burst);
+            // What an earlier divider may have granted is no room for others.
+            let room = rate.burst.saturating_sub(others.burst).saturating_sub(self.unknown);
             let share = next[index].min(rate.per_second.saturating_sub(others.per_second));
             is_complete &= share == next[index];
             if subscriber.pending.is_some_and(|pending| share < pending.share.per_second) {
@@ -68,7 +69,7 @@ impl Shares {
             } else if share < granted.per_second {
                 let burst = burst_of(share, rate).max(1).min(granted.burst);
                 let burst = if share == 0 { 0 } else { burst };
-                subscriber.grant(HitRate { per_second: share, burst }, now);
+                subscriber.grant(HitRate { per_second: share, burst }, paid_until_now, now);
                 has_changed = true;
             } else if share > granted.per_second {
                 if granted.per_second == 0 {
@@ -90,7 +91,7 @@ impl Shares {
                 let missing = growth.saturating_sub(*free);
                 *free -= growth - missing;
                 if missing == 0 {
-                    subscriber.grant(larger, now);
+                    subscriber.grant(larger, paid_until_now, now);
                     has_changed = true;
                 } else {
                     // The share brings what is missing, which is then no debt of the counter.
@@ -102,7 +103,8 @@ impl Shares {
                 let growth = growth(subscriber, rate, room, *free);
                 if growth > 0 {
                     *free -= growth;
-                    subscriber.grant(HitRate { burst: subscriber.held.burst + growth, ..granted }, now);
+                    let larger = HitRate { burst: subscriber.held.burst + growth, ..granted };
+                    subscriber.grant(larger, paid_until_now, now);
                     has_changed = true;
                 }
             }

@@ -95,9 +95,17 @@ impl ShareSubscriber {
 
     /// The state of this subscriber over another stream, with a burst of at most `least`.
     pub(super) fn resumed(self, least: u64, reported: u64, now: Timestamp) -> Self {
-        let settles_at = now.after(if least < self.granted.burst { REOPENED } else { SETTLE });
+        let settles_at = now.after(if least < self.held.burst { REOPENED } else { SETTLE });
         let granted = if least == 0 { HitRate::default() } else { HitRate { burst: least, ..self.granted } };
         Self { granted, reported, settles_at, tokens: BucketTokens::none(now), ..self }
+    }
+
+    /// Lets a client that comes back for this one have a burst of at most `least`. What this one may have is held until
+    /// then.
+    pub(super) fn limit_burst(&mut self, least: u64) {
+        if least < self.granted.burst {
+            (self.granted.burst, self.settles_at) = (least, self.settles_at.max(self.expires_at));
+        }
     }
 
     /// Whether its client can have let pass what its next report says, over another stream.
@@ -113,12 +121,12 @@ impl ShareSubscriber {
         now.after(SETTLE) < self.settles_at && self.granted.burst < self.held.burst
     }
 
-    /// Assigns a share.
-    pub(super) fn grant(&mut self, share: HitRate, now: Timestamp) {
+    /// Assigns a share, when the counter has been paid so many hits.
+    pub(super) fn grant(&mut self, share: HitRate, paid: f64, now: Timestamp) {
         if (self.granted.per_second == 0) != (share.per_second == 0) {
             self.since = now;
         }
-        self.tokens.change(self.granted, now);
+        self.tokens.change(self.granted, paid, now);
         self.held = self.held.max_of(share);
         (self.granted, self.pending) = (share, None);
         self.settles_at = self.settles_at.max(now.after(SETTLE));

@@ -31,6 +31,9 @@ struct BucketChange {
     // `None` if that may not have arrived either.
     before: Option<HitRate>,
     at: Timestamp,
+    // What the counter had been paid; `None` if that is not known.
+    #[serde(skip)]
+    paid: Option<f64>,
 }
 
 impl BucketTokens {
@@ -40,11 +43,18 @@ impl BucketTokens {
     }
 
     /// Notes that the bucket `before` is replaced.
-    pub(super) fn change(&mut self, before: HitRate, now: Timestamp) {
+    pub(super) fn change(&mut self, before: HitRate, paid: f64, now: Timestamp) {
         // A bucket that begins is full, whatever was before.
         let is_known = self.change.is_none() || before.per_second == 0;
         let before = is_known.then_some(before);
-        self.change = Some(BucketChange { before, at: now });
+        self.change = Some(BucketChange { before, at: now, paid: Some(paid) });
+    }
+
+    /// Forgets what the counter had been paid at the last change.
+    pub(super) fn forget_paid(&mut self) {
+        if let Some(change) = &mut self.change {
+            change.paid = None;
+        }
     }
 
     /// The greatest bucket since the last report, if `granted` is the last one. `None` if it is not known.
@@ -56,10 +66,10 @@ impl BucketTokens {
     }
 
     /// Takes a report of hits that have passed from the bucket `granted`. Returns the tokens that the last change took,
-    /// and that were not used.
-    pub(super) fn report(&mut self, allowed: u64, granted: HitRate, now: Timestamp) -> u64 {
+    /// that were not used, and that the counter has not been paid since, if `paid` is all that it has been.
+    pub(super) fn report(&mut self, allowed: u64, granted: HitRate, paid: f64, now: Timestamp) -> u64 {
         self.used = self.used.saturating_add(allowed);
-        let Some(BucketChange { before, at }) = self.change else {
+        let Some(BucketChange { before, at, paid: paid_before }) = self.change else {
             let least = filled(self.least, granted, self.at, now);
             *self = Self { least: least.saturating_sub(self.used), ..Self::none(now) };
             return 0;
@@ -83,7 +93,8 @@ impl BucketTokens {
         };
         let least = filled(begins, granted, arrived_at, now);
         *self = Self { least: least.saturating_sub(self.used), ..Self::none(now) };
-        returned
+        let paid_since = paid_before.map_or(u64::MAX, |before| (paid - before).max(0.0).ceil() as u64);
+        returned.saturating_sub(paid_since)
     }
 
     /// Moves the bound to another clock.

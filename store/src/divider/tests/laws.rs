@@ -86,6 +86,14 @@ fn play(world: &mut World, phase: &Phase, burst: f64) {
     }
 }
 
+/// The hits by which the bursts that are granted may be more than the whole burst. A share without room has a burst of one
+/// and not of nothing, because a bucket of nothing lets nothing pass: one for each subscriber, and for callers. Clients
+/// that have ended are subscribers until their shares are over, beside those that follow them.
+fn one_for_each(world: &World) -> u64 {
+    let subscribers = world.dividers.subscribers(world.key, 0, world.now);
+    subscribers.map_or(0, |subscribers| subscribers.number as u64) + 1
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
@@ -102,7 +110,8 @@ proptest! {
         for phase in &phases {
             play(&mut world, phase, burst as f64);
             let granted = world.dividers.granted().rate;
-            prop_assert!(granted.per_second <= per_second && granted.burst <= burst + 6, "{:?}", granted);
+            let most = burst + one_for_each(&world);
+            prop_assert!(granted.per_second <= per_second && granted.burst <= most, "{:?}", granted);
         }
         // A share whose part of the burst is below one has a burst of one. A hit comes up to a tick late.
         let (most, rate) = (world.most_beyond(per_second as f64), per_second as f64);
@@ -181,5 +190,75 @@ proptest! {
             let sum = (world.passed.len() - before) as u64;
             prop_assert!(sum <= limit, "{} of {}", sum, limit);
         }
+    }
+}
+
+/// Clients with these weights and floors.
+fn world_of(per_second: u64, burst: u64, each: [(u32, u64); 5]) -> World {
+    let mut world = World::new(bucket(per_second, burst));
+    world.terms = (1..).zip(each).map(|(stream, (weight, floor))| (stream, terms(weight, floor))).collect();
+    world
+}
+
+/// Plays the phases of a history in which more passed once than the rate and the burst. Returns what passed beyond the
+/// rate.
+fn most_beyond_in(per_second: u64, seconds: u64, each: [(u32, u64); 5], phases: &[Phase]) -> f64 {
+    let burst = per_second * seconds;
+    let mut world = world_of(per_second, burst, each);
+    phases.iter().for_each(|phase| play(&mut world, phase, burst as f64));
+    world.most_beyond(per_second as f64)
+}
+
+#[test]
+fn burst_that_a_smaller_share_gives_back_after_it_was_paid_counts_once() {
+    let each = [(558, 4), (401, 4), (229, 1), (564, 1), (803, 5)];
+    let phases = [
+        Phase::Burst(4, 0.7770277722239722),
+        Phase::Idle(13),
+        Phase::Calls(1.436817406181458),
+        Phase::Demand(vec![(1, 88.0), (2, 92.0), (3, 59.0), (4, 7.0)], 14),
+    ];
+    let most = most_beyond_in(18, 20, each, &phases);
+    assert!(most <= 360.0 + 6.0 + 0.36, "{most}");
+}
+
+#[test]
+fn clients_that_come_back_for_one_another_get_no_larger_bursts() {
+    let each = [(220, 4), (387, 0), (905, 4), (767, 1), (43, 5)];
+    let phases = [
+        Phase::Calls(1.498514738318374),
+        Phase::Calls(1.4629303695375047),
+        Phase::Snapshot(vec![(1, 42.0), (2, 49.0), (3, 56.0)], 11),
+        Phase::Snapshot(vec![(1, 74.0), (2, 91.0), (3, 86.0)], 27),
+        Phase::Calls(1.245256224914967),
+    ];
+    let most = most_beyond_in(26, 1_000, each, &phases);
+    assert!(most <= 26_000.0 + 6.0 + 0.52, "{most}");
+}
+
+#[test]
+fn clients_that_come_back_with_a_small_burst_get_no_larger_bursts() {
+    let each = [(1, 3), (703, 0), (469, 0), (1, 0), (1, 0)];
+    let phases = [
+        Phase::Calls(1.1649123032756912),
+        Phase::Snapshot(vec![(1, 35.0), (2, 8.0), (3, 50.0)], 5),
+        Phase::Snapshot(vec![(1, 20.0), (2, 10.0), (3, 6.0)], 46),
+    ];
+    let most = most_beyond_in(14, 20, each, &phases);
+    assert!(most <= 280.0 + 6.0 + 0.28, "{most}");
+}
+
+#[test]
+fn clients_that_follow_others_after_a_restart_have_one_hit_each_beyond_the_burst() {
+    let mut world = world_of(39, 39, [(355, 0), (274, 2), (273, 5), (310, 3), (386, 0)]);
+    let phases = [
+        Phase::Demand(vec![(1, 18.0), (2, 102.0), (3, 21.0), (4, 22.0)], 39),
+        Phase::Restart(vec![(1, 39.0), (2, 62.0), (3, 49.0), (4, 79.0), (5, 106.0)]),
+        Phase::Follow(vec![(1, 83.0), (2, 19.0), (3, 88.0), (4, 21.0), (5, 42.0)]),
+    ];
+    for phase in &phases {
+        play(&mut world, phase, 39.0);
+        let granted = world.dividers.granted().rate;
+        assert!(granted.per_second <= 39 && granted.burst <= 39 + one_for_each(&world), "{granted:?}");
     }
 }
