@@ -140,7 +140,7 @@ impl Divider {
     pub(super) fn copied(&self) -> Self {
         let mut copy = self.clone();
         if let Way::Shares(shares) = &mut copy.way {
-            shares.forget_settled();
+            shares.forget_local_state();
         }
         copy
     }

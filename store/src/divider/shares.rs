@@ -112,9 +112,9 @@ impl Shares {
         (self.rate, self.settled) = (rate, None);
     }
 
-    /// Lets the next report divide the rate, whether or not it changes the result. What was paid elsewhere is not known,
-    /// so smaller shares give nothing back.
-    pub(super) fn forget_settled(&mut self) {
+    /// Forgets what only this replica knows: the result of the last division, so the next report divides the rate, and
+    /// what the counter has been paid, so smaller shares give nothing back.
+    pub(super) fn forget_local_state(&mut self) {
         (self.settled, self.paid) = (None, PaidHits::default());
         self.each.states_mut().iter_mut().for_each(|subscriber| subscriber.tokens.forget_paid());
     }

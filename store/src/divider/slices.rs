@@ -186,8 +186,8 @@ impl Slices {
     }
 
     /// Gives a subscriber the slice of one of the same caller that has ended, and whose last report was that of this
-    /// client, or the one before if that was lost. Other subscribers may have reported at that time, so the most that any of them has left
-    /// counts for it.
+    /// client, or the one before if that was lost. Other subscribers may have reported at that time, so the most that
+    /// any of them has left counts for it.
     pub(super) fn resume(&mut self, id: SubscriberId, usage: SubscriberUsage, now: Timestamp) {
         let has_ended = |each: &SliceSubscriber| each.has_ended && now.after(UNCERTAIN) < each.expires_at;
         let has_lost = |each: &SliceSubscriber| each.has_lost_report || each.reports_after(2, now);
