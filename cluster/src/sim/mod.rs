@@ -88,8 +88,8 @@ enum Step {
     /// Sets the number of calls per second for keys with limits of their own, in addition to the other traffic. Some set
     /// or clear the limit.
     Own(u32),
-    /// Starts clients that decide by themselves, with so many requests a second each.
-    Envoys(&'static [u32]),
+    /// Starts clients that decide by themselves: the caller of each, and its requests a second.
+    Envoys(&'static [(u32, u32)]),
     /// Calls with this many other keys, so that memory runs out.
     Flood(usize),
     /// Breaks something that the replicas do not know of, to test the checker.

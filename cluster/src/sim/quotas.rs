@@ -15,14 +15,25 @@ const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Three replicas, and three clients that have what they are assigned.
-const BEGIN: [Step; 5] = [Start(3), Settle, Pass(seconds(17)), Envoys(&[100, 60, 5]), Pass(seconds(15))];
+/// The callers of three clients, and what they request in a second.
+const APART: [(u32, u32); 3] = [(1, 100), (2, 60), (3, 5)];
+const OF_ONE_CALLER: [(u32, u32); 3] = [(1, 100), (1, 60), (1, 5)];
 
-fn played(seed: u64, steps: &[Step]) -> World {
+fn played_by(envoys: &'static [(u32, u32)], seed: u64, steps: &[Step]) -> World {
     let mut world = World::new(seed);
-    world.run(&BEGIN);
+    // Three replicas, and clients that have what they are assigned.
+    world.run(&[Start(3), Settle, Pass(seconds(17)), Envoys(envoys), Pass(seconds(15))]);
     world.run(steps);
     world
+}
+
+fn played(seed: u64, steps: &[Step]) -> World {
+    played_by(&APART, seed, steps)
+}
+
+/// One replica after the other is replaced.
+fn roll() -> Vec<Step> {
+    [0, 1, 2].map(|number| [Start(1), Settle, Drain(number), Settle, Pass(seconds(2))]).concat()
 }
 
 /// Checks that no more passes than the limits allow, and `more` of the budget.
@@ -52,8 +63,7 @@ fn quotas_of_calm_cluster_use_the_limits_and_no_more() {
 #[test]
 fn quotas_stay_while_replicas_join_and_leave() {
     for seed in 0..10 {
-        let roll = [0, 1, 2].map(|number| [Start(1), Settle, Drain(number), Settle, Pass(seconds(2))]);
-        let world = played(seed, &roll.concat());
+        let world = played(seed, &roll());
         assert_bounds(&world, seed, 0);
         let passed = world.passed_since(Quota::Rate, world.now() - 5_000_000_000);
         let time = RATE.per_second * 5;
@@ -69,6 +79,19 @@ fn quotas_stay_while_replicas_join_and_leave() {
             passed * 100 >= BUDGET_HITS * 90,
             "seed {seed}: {passed} of a budget of {BUDGET_HITS} in a roll"
         );
+        assert_bounds(&world, seed, 0);
+    }
+}
+
+#[test]
+fn quotas_of_one_caller_are_whole_once_all_its_clients_are_back() {
+    for seed in 0..10 {
+        let mut world = played_by(&OF_ONE_CALLER, seed, &roll());
+        // Until each client has reported, and for a second more, any may have the bucket of another one. A smaller burst
+        // is held for that, and then comes back.
+        world.run(&[Pass(seconds(20))]);
+        let passed = world.passed_since(Quota::Rate, world.now() - 5_000_000_000);
+        assert!(passed >= 475, "seed {seed}: {passed} of 500 after a roll");
         assert_bounds(&world, seed, 0);
     }
 }

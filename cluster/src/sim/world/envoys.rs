@@ -65,6 +65,7 @@ impl Quota {
 /// One client, with a bucket for each limit. The bucket of a number belongs to the limit of that number.
 #[derive(Debug, Default)]
 struct Envoy {
+    caller: u32,
     // The replica and the number of its stream, while there is one.
     stream: Option<(usize, u64)>,
     next_report: u64,
@@ -141,12 +142,12 @@ impl Bucket {
 }
 
 impl World {
-    /// Starts clients, each of which asks for so many hits a second of each limit.
-    pub(super) fn start_envoys(&mut self, demands: &[u32]) {
-        for demand in demands {
+    /// Starts clients of these callers, each of which asks for so many hits a second of each limit.
+    pub(super) fn start_envoys(&mut self, envoys: &[(u32, u32)]) {
+        for (caller, demand) in envoys {
             let next_report = self.now + self.rng.random_range(0..REPORT_EVERY);
             let demand = f64::from(*demand);
-            self.envoys.each.push(Envoy { next_report, demand, ..Envoy::default() });
+            self.envoys.each.push(Envoy { caller: *caller, next_report, demand, ..Envoy::default() });
         }
     }
 
@@ -209,7 +210,8 @@ impl World {
         if self.envoys.each[index].stream.is_none_or(|(replica, _)| !self.takes_reports(replica)) {
             let replica = self.random_replica();
             self.envoys.streams += 1;
-            let stream = replica.map(|replica| (replica, self.envoys.streams));
+            let number = u64::from(self.envoys.each[index].caller) << u32::BITS | self.envoys.streams;
+            let stream = replica.map(|replica| (replica, number));
             let envoy = &mut self.envoys.each[index];
             envoy.stream = stream;
             envoy.buckets.iter_mut().for_each(Bucket::begin);

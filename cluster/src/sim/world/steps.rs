@@ -93,7 +93,7 @@ impl World {
                 self.record.has_holds = true;
             }
             Step::Own(calls_per_second) => self.traffic.own_per_second = *calls_per_second,
-            Step::Envoys(demands) => self.start_envoys(demands),
+            Step::Envoys(envoys) => self.start_envoys(envoys),
             Step::Flood(keys) => self.flood(*keys),
             Step::Tamper(Tamper::CancelHolds(key)) => self.cancel_holds(*key),
             Step::Tamper(Tamper::ForgetOwnLimits) => self.forget_own_limits(),

@@ -9,7 +9,7 @@ use tollgate_counter::{
 
 use crate::divider::shares::{
     SHARE_MAX, Shares,
-    subscriber::{HYSTERESIS_DIVISOR, ShareSubscriber},
+    subscriber::{HYSTERESIS_DIVISOR, SETTLE, ShareSubscriber},
 };
 
 /// So much of what is claimed stays unused at most: one of so many.
@@ -76,7 +76,7 @@ impl Shares {
                     // What it had before may have been used, and the bucket begins full.
                     self.spent = self.spent.saturating_add(std::mem::take(&mut subscriber.held.burst));
                 }
-                let least = (share / BEGIN_DIVISOR).clamp(1, burst_of(share, rate).min(room).max(1));
+                let least = least_burst(share, rate, room);
                 let most = burst_of(share, rate).min(room).max(least);
                 let wanted = if subscriber.is_refusing && granted.burst > 0 { least } else { most };
                 // What it had a moment ago is still its own.
@@ -101,12 +101,22 @@ impl Shares {
                 }
             } else {
                 let growth = growth(subscriber, rate, room, *free);
-                if growth > 0 {
-                    *free -= growth;
-                    let larger = HitRate { burst: subscriber.held.burst + growth, ..granted };
+                let missing = growth.saturating_sub(*free);
+                *free -= growth - missing;
+                let larger = HitRate { burst: granted.burst + growth, ..granted };
+                subscriber.held.burst += growth;
+                if missing > 0 {
+                    // A smaller share for a moment brings what is missing.
+                    let part = (share / BEGIN_DIVISOR).max(1);
+                    let smaller = HitRate { per_second: share - part, ..granted };
+                    self.returned = self.returned.saturating_add(missing);
+                    subscriber.grant(smaller, paid_until_now, now);
+                    subscriber.keep(larger, now.after(SETTLE + time_for(missing, part)));
+                    is_complete = false;
+                } else if growth > 0 {
                     subscriber.grant(larger, paid_until_now, now);
-                    has_changed = true;
                 }
+                has_changed |= growth > 0;
             }
             held = others.plus(subscriber.held);
         }
@@ -143,15 +153,26 @@ impl Shares {
     }
 }
 
-/// The hits by which the burst of a share grows without a change of its rate. A bucket that is empty gains nothing by it.
+/// The hits by which the burst of a share grows without a change of its rate. The bucket of a client that refuses hits is
+/// empty and gains nothing by more than the least burst, with which it uses its rate. So much it gets even if it is not
+/// free.
 pub(super) fn growth(subscriber: &ShareSubscriber, rate: HitRate, room: u64, free: u64) -> u64 {
     let granted = subscriber.granted;
-    let is_settled = subscriber.pending.is_none() && granted.burst == subscriber.held.burst;
-    if granted.per_second == 0 || subscriber.is_refusing || !is_settled {
+    let held = subscriber.held.burst;
+    if granted.per_second == 0 || subscriber.pending.is_some() {
+        return 0;
+    }
+    if subscriber.is_refusing {
+        // What it has held before may be that of another client.
+        return least_burst(granted.per_second, rate, room)
+            .saturating_sub(granted.burst)
+            .min(room.saturating_sub(held));
+    }
+    if granted.burst < held {
         return 0;
     }
     let wanted = burst_of(granted.per_second, rate).min(room);
-    let growth = wanted.saturating_sub(subscriber.held.burst).min(free);
+    let growth = wanted.saturating_sub(held).min(free);
     if growth > wanted / GROWTH_DIVISOR { growth } else { 0 }
 }
 
@@ -159,6 +180,11 @@ pub(super) fn growth(subscriber: &ShareSubscriber, rate: HitRate, room: u64, fre
 fn time_for(hits: u64, per_second: u64) -> Duration {
     let nanos = (u128::from(hits) * u128::from(SECOND)).div_ceil(u128::from(per_second.max(1)));
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+/// The burst with which a client uses its share. Of a smaller bucket, a part of the rate is lost between two requests.
+fn least_burst(share: u64, rate: HitRate, room: u64) -> u64 {
+    (share / BEGIN_DIVISOR).clamp(1, burst_of(share, rate).min(room).max(1))
 }
 
 /// The part of the burst for a share of the rate.
