@@ -10,8 +10,10 @@ use axum::{
     },
 };
 use clap::{Arg, ArgMatches};
+use rustls::pki_types::ServerName;
 use serde_json::Value;
 use tokio::{net::TcpStream, time::timeout};
+use tokio_rustls::TlsConnector;
 use tollgate_counter::printable;
 use tollgate_net::http_client::{self, HttpResponse};
 
@@ -59,7 +61,8 @@ pub(super) async fn answer(matches: &ArgMatches, call: &AdminCall) -> Result<Val
     let to = matches.get_one::<String>("to").map(String::as_str).unwrap_or_default();
     let answered = async {
         let token = token(matches)?;
-        let answer = send(to, token.as_deref(), call).await.map_err(|error| no_answer(to, error))?;
+        let tls = tls(to, matches)?;
+        let answer = send(to, tls, token.as_deref(), call).await.map_err(|error| no_answer(to, error))?;
         if answer.head.status != StatusCode::OK {
             return Err(refusal(to, answer).await);
         }
@@ -102,9 +105,19 @@ fn token(matches: &ArgMatches) -> Result<Option<String>, String> {
     Ok(Some(text.trim().to_owned()))
 }
 
+/// How to connect over TLS, for a command that has the flags for it.
+fn tls(to: &str, matches: &ArgMatches) -> Result<Option<(TlsConnector, ServerName<'static>)>, String> {
+    if !matches.try_contains_id("tls-ca").unwrap_or_default() {
+        return Ok(None);
+    }
+    let host = to.rsplit_once(':').map_or(to, |(host, _port)| host);
+    target::from_matches(matches)?.tls.map(|tls| tls.connector(host, b"http/1.1")).transpose()
+}
+
 /// Sends a request over a connection of its own.
 async fn send(
     to: &str,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
     token: Option<&str>,
     call: &AdminCall,
 ) -> Result<HttpResponse, Box<dyn std::error::Error>> {
@@ -115,7 +128,10 @@ async fn send(
         request = request.header(AUTHORIZATION, format!("Bearer {token}"));
     }
     let request = request.body(Body::from(call.body.clone()))?;
-    Ok(http_client::send(stream, request).await?)
+    Ok(match tls {
+        None => http_client::send(stream, request).await?,
+        Some((tls, name)) => http_client::send(tls.connect(name, stream).await?, request).await?,
+    })
 }
 
 /// The `Host` of a request to `to`, which is at `address`. Without a token a server knows itself by loopback names

@@ -10,7 +10,7 @@ use tollgate_wire::proto::envoy::extensions::common::ratelimit::v3::rate_limit_d
 use crate::{
     admin_client::{self, AdminCall},
     command::{examples, flag, list, one_of, printable_json, text, value},
-    request,
+    request, target,
 };
 
 mod import;
@@ -63,6 +63,7 @@ pub(super) fn command() -> Command {
         ]))
         .arg(to.default_value("127.0.0.1:8080").help("Address of the server's HTTP listener").global(true))
         .arg(token.global(true))
+        .args(target::tls_args().map(|arg| arg.global(true)))
         .subcommand_required(true)
         .subcommand(one("get", "Print the limit of one key"))
         .subcommand(set)

@@ -18,7 +18,7 @@ use crate::{
         Service, TIMEOUT, cluster_view, is_store_in_memory, replica_with, request_for, until, until_linked,
     },
     metrics::{page, value},
-    program::PROGRAM,
+    program::{PROGRAM, printed, tollgate},
 };
 
 const RULES: &str = "
@@ -294,6 +294,37 @@ async fn certificate_with_an_allowed_name_changes_limits_without_the_token() {
     }
     let error = connected(&["edge.shop"]).await.set_limits(call("ann")).await.unwrap_err();
     assert_eq!((error.code(), reason_of(&error)), (Code::PermissionDenied, "NO_TOKEN_SET".into()));
+}
+
+#[tokio::test]
+async fn limits_command_uses_tls_and_client_certificate() {
+    let ours = Authority::new("ours");
+    let files = Files::of(&ours.server());
+    let settings = files.mutual("http", &ours);
+    let allowed = ("admin.limits_san", "plans.shop");
+    let service = Service::start_with(RULES, &[&borrowed(&settings)[..], &[allowed]].concat()).await;
+    let client = Files::of(&ours.pair(&["plans.shop"], 2100));
+    let to = service.addresses.http.to_string();
+    let (ca, cert, key) = (files.path("ca.crt"), client.path("tls.crt"), client.path("tls.key"));
+    let shown = ["--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key];
+    let limits = async |before: &[&str], arguments: &[&str]| {
+        let output = tollgate(&[&["limits"], before, &["--to", &to], arguments].concat()).await;
+        (output.status.code(), printed(&output))
+    };
+    let (code, text) =
+        limits(&[], &[&["set", "shop", "user=ann", "--requests-per-unit", "9"], &shown[..]].concat()).await;
+    assert_eq!((code, text.contains("set by plans.shop")), (Some(0), true), "{text}");
+    let listed = limits(&shown, &["list", "shop"]).await;
+    assert_eq!((listed.0, listed.1.contains("user=ann")), (Some(0), true), "{listed:?}");
+    let get = async |before: &[&str]| limits(before, &["get", "shop", "user=ann"]).await;
+    let (code, text) = get(&["--tls-ca", &ca]).await;
+    assert_eq!((code, text.contains("no answer from")), (Some(1), true), "without a certificate: {text}");
+    let (code, text) = get(&[]).await;
+    assert_eq!((code, text.contains("no answer from")), (Some(1), true), "without TLS: {text}");
+    let (code, text) = get(&["--tls-cert", &cert]).await;
+    assert_eq!((code, text.contains("--tls-key")), (Some(64), true), "without its key: {text}");
+    let (code, text) = get(&[&shown[..], &["--tls-name", "other"]].concat()).await;
+    assert_eq!((code, text.contains("certificate")), (Some(1), true), "another server: {text}");
 }
 
 #[tokio::test]

@@ -8,11 +8,7 @@ use h2::{
 };
 use hyper::{HeaderMap, Method, Request, StatusCode, Uri, Version, header};
 use prost::bytes::Bytes;
-use rustls::{
-    ClientConfig, RootCertStore,
-    crypto::aws_lc_rs,
-    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
-};
+use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
@@ -25,7 +21,7 @@ use tonic::Code;
 
 use crate::{
     bench::frame::{self, AnswerKind, BenchCall},
-    target::{Target, TlsOptions},
+    target::Target,
 };
 
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -63,12 +59,7 @@ impl Route {
         headers.insert(header::TE, header::HeaderValue::from_static("trailers"));
         let tls = match target.tls {
             None => None,
-            Some(tls) => {
-                let host = head.uri().host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-                let name = tls.name.clone().unwrap_or(host);
-                let name = ServerName::try_from(name.clone()).map_err(|error| format!("{name}: {error}"))?;
-                Some((trust(tls)?, name))
-            }
+            Some(tls) => Some(tls.connector(head.uri().host().unwrap_or_default(), b"h2")?),
         };
         Ok(Self { to: target.to, tls, head, request_timeout })
     }
@@ -127,29 +118,6 @@ impl Route {
             Some((tls, name)) => Box::new(tls.connect(name.clone(), stream).await?),
         })
     }
-}
-
-fn trust(tls: TlsOptions) -> Result<TlsConnector, String> {
-    let mut roots = RootCertStore::empty();
-    for authority in CertificateDer::pem_slice_iter(&tls.authority) {
-        let authority = authority.map_err(|error| format!("--tls-ca: {error}"))?;
-        roots.add(authority).map_err(|error| format!("--tls-ca: {error}"))?;
-    }
-    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
-        .with_root_certificates(roots);
-    let mut config = match tls.identity {
-        None => config.with_no_client_auth(),
-        Some([cert, key]) => {
-            let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&cert).collect();
-            let chain = chain.map_err(|error| format!("--tls-cert: {error}"))?;
-            let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| format!("--tls-key: {error}"))?;
-            config.with_client_auth_cert(chain, key).map_err(|error| format!("--tls-cert: {error}"))?
-        }
-    };
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(TlsConnector::from(Arc::new(config)))
 }
 
 trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
