@@ -170,13 +170,13 @@ settings! {
         record: Option<RecordedValues> = or_off(one_of(&[("hashed", RecordedValues::Hashed), ("plain", RecordedValues::Plain)])) => "off"
             "Whether /record may show the requests that are decided: with hashes of the values of descriptors, or with the values.";
         max_connections: usize = count(COUNT_MAX) => "100"
-            "Maximum number of connections to the admin listener; further ones are closed at once.";
+            "Maximum number of connections to the admin listener; a further one closes the connection that has been idle for longest.";
     }
     "metrics." Always "Metrics" struct metrics: Metrics {
         listen: SocketAddr = socket_address() => "0.0.0.0:9090"
             "Address of the metrics listener, from which Prometheus scrapes /metrics.";
         max_connections: usize = count(COUNT_MAX) => "100"
-            "Maximum number of connections to the metrics listener; further ones are closed at once.";
+            "Maximum number of connections to the metrics listener; a further one closes the connection that has been idle for longest.";
         names_per_rule: usize = integer("NUMBER", "a number", 0..=10_000) => "100"
             "Maximum number of names in metrics of a rule with value_to_metric or detailed_metric; further names count as other.";
         top_keys: usize = integer("NUMBER", "a number", 0..=100_000) => "1000"
