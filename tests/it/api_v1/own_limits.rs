@@ -302,7 +302,7 @@ async fn limits_command_uses_tls_and_client_certificate() {
     let files = Files::of(&ours.server());
     let settings = files.mutual("http", &ours);
     let allowed = ("admin.limits_san", "plans.shop");
-    let service = Service::start_with(RULES, &[&borrowed(&settings)[..], &[allowed]].concat()).await;
+    let service = Service::start_unready(RULES, &[&borrowed(&settings)[..], &[allowed]].concat()).await;
     let client = Files::of(&ours.pair(&["plans.shop"], 2100));
     let to = service.addresses.http.to_string();
     let (ca, cert, key) = (files.path("ca.crt"), client.path("tls.crt"), client.path("tls.key"));
@@ -311,9 +311,13 @@ async fn limits_command_uses_tls_and_client_certificate() {
         let output = tollgate(&[&["limits"], before, &["--to", &to], arguments].concat()).await;
         (output.status.code(), printed(&output))
     };
-    let (code, text) =
-        limits(&[], &[&["set", "shop", "user=ann", "--requests-per-unit", "9"], &shown[..]].concat()).await;
-    assert_eq!((code, text.contains("set by plans.shop")), (Some(0), true), "{text}");
+    let set = [&["set", "shop", "user=ann", "--requests-per-unit", "9"], &shown[..]].concat();
+    let text = until(async || {
+        let (code, text) = limits(&[], &set).await;
+        (code == Some(0)).then_some(text)
+    });
+    let text = text.await;
+    assert!(text.contains("set by plans.shop"), "{text}");
     let listed = limits(&shown, &["list", "shop"]).await;
     assert_eq!((listed.0, listed.1.contains("user=ann")), (Some(0), true), "{listed:?}");
     let get = async |before: &[&str]| limits(before, &["get", "shop", "user=ann"]).await;
