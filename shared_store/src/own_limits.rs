@@ -13,7 +13,7 @@ use tracing::warn;
 
 use crate::{StoreParts, connection::StoreConnection, failure::within, value::VERSION};
 
-/// Takes a step of a scan, and returns the cursor after it and the limits of their own in the values that it finds. The
+/// Takes a step of a scan, and returns the cursor after it, and names and limits of their own that it finds. The
 /// arguments are the cursor, the pattern of names, about how many names are looked at, the version of values, and the tag
 /// of limits of their own. A value is a version and records: a tag, a length of 7 bits in each byte, and fields.
 const SOURCE: &str = r"
@@ -34,7 +34,10 @@ for _, name in ipairs(found[2]) do
         local byte = string.byte(value, at) or 0
         length, factor = length + byte % 128 * factor, factor * 128
       until byte < 128
-      if tag == own then reply[#reply + 1] = string.sub(value, at + 1, at + length) end
+      if tag == own then
+        reply[#reply + 1] = name
+        reply[#reply + 1] = string.sub(value, at + 1, at + length)
+      end
       at = at + length + 1
     end
   end
@@ -68,8 +71,11 @@ impl StoreParts {
         let (next, records) =
             listed.await.inspect_err(|error| warn!(%error, "cannot list limits of their own")).ok()?;
         let now: Timestamp = self.clocks.now()?.server.now;
+        let limit = |(name, fields): &(Vec<u8>, Vec<u8>)| {
+            Some((self.settings.key_of(name)?, read_own_limit(fields, now)?))
+        };
         Some(OwnLimitPage {
-            limits: records.iter().filter_map(|fields| read_own_limit(fields, now)).collect(),
+            limits: records.iter().filter_map(limit).collect(),
             next: next.map(|(server, cursor)| OwnLimitPosition::at_cursor(server, cursor)),
         })
     }
@@ -111,15 +117,17 @@ fn start_and_master(range: Value) -> Option<(u16, Value)> {
     Some((u16::try_from(start).ok()?, parts.nth(1)?))
 }
 
-/// The cursor and the records of an answer of the script.
-fn read(value: Value) -> Option<(u64, Vec<Vec<u8>>)> {
+/// The cursor, the names and the records of an answer of the script.
+fn read(value: Value) -> Option<(u64, Vec<(Vec<u8>, Vec<u8>)>)> {
     let Value::Array(items) = value else { return None };
     let mut items = items.into_iter().map(|item| match item {
         Value::BulkString(bytes) => Some(bytes),
         _ => None,
     });
     let cursor = str::from_utf8(&items.next()??).ok()?.parse().ok()?;
-    Some((cursor, items.collect::<Option<_>>()?))
+    let flat = items.collect::<Option<Vec<_>>>()?;
+    let pairs = flat.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone()));
+    Some((cursor, pairs.collect()))
 }
 
 fn unexpected() -> RedisError {

@@ -82,7 +82,7 @@ metrics! { METRICS: ApiMetrics;
             family.sample(&["missing"], all.missing_headers.get());
         };
     Counter "tollgate_own_limit_changes_total" ["result"]
-        "Changes of limits of their own: set, cleared, dropped (a day after another algorithm or window), or refused for this reason."
+        "Changes of limits of their own: set, cleared, dropped (a day after another algorithm or window, or without a rule), or refused for this reason."
         => |all, family| {
             family.sample(&["set"], all.own_limits.set.get());
             family.sample(&["cleared"], all.own_limits.cleared.get());

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollgate_counter::algorithm::Operation;
+use tollgate_counter::{algorithm::Operation, descriptor::Key};
 use tollgate_remote::Submit as _;
 use tollgate_rules::OnOwnerUnavailable;
 use tollgate_shared_store::{Passwords, SharedStore, SharedStoreSettings, SharedStoreState, StoreMode};
@@ -65,13 +65,17 @@ impl Cluster {
     }
 }
 
-/// The records of all limits of their own, and the number of pages.
+/// The records of all limits of their own, which name the keys, and the number of pages.
 async fn listed(store: &SharedStore) -> (Vec<String>, usize) {
     let (mut records, mut pages, mut next) = (Vec::new(), 0, None);
     loop {
         let page = store.own_limits(next, 10).unwrap().await.unwrap();
-        let record = |state: &OwnLimitState| String::from_utf8(state.record.to_vec()).unwrap();
-        records.extend(page.limits.iter().filter(|state| state.terms.is_some()).map(record));
+        let record = |(found, state): &(Key, OwnLimitState)| {
+            let record = String::from_utf8(state.record.to_vec()).unwrap();
+            assert_eq!(*found, key(record.strip_prefix("own ").unwrap()), "{record}");
+            record
+        };
+        records.extend(page.limits.iter().filter(|(_, state)| state.terms.is_some()).map(record));
         (next, pages) = (page.next, pages + 1);
         if next.is_none() {
             records.sort_unstable();

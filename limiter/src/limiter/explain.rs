@@ -207,19 +207,6 @@ impl ActiveView<'_> {
         Ok(CounterRef { rule, limit, displayed_limit, key, now: self.now() })
     }
 
-    /// The counter that a descriptor has by a limit of another kind, as before its rule was changed.
-    pub fn counter_of_kind(
-        &self,
-        domain: &str,
-        entries: &[Entry<'_>],
-        limit: &Limit,
-    ) -> Option<CounterRef<'_>> {
-        let found = self.rules.domain(domain)?.find(entries)?;
-        let key = found.key_of_kind(entries, limit);
-        let displayed_limit = found.rule.displayed_limit;
-        Some(CounterRef { rule: found.rule, limit: limit.clone(), displayed_limit, key, now: self.now() })
-    }
-
     /// Waits until the limits are known that the keys of a request look up, as long as a call does.
     async fn until_limits_are_known(&self, domain: KeyedDomain<'_>, request: &Request<'_>) {
         let mut applied = applied_limits(domain, request);
@@ -257,15 +244,15 @@ impl ActiveView<'_> {
     /// Sets or removes the limit of its own of a counter, on this replica or another.
     pub async fn set_own_limit(
         &self,
-        counter_ref: &CounterRef<'_>,
+        key: Key,
+        limit: &Limit,
         change: OwnLimitChange,
     ) -> Result<OwnLimitOutcome, NoCounter> {
-        let CounterRef { key, limit, now, .. } = counter_ref;
         let operation = CounterOperation::SetOwnLimit(Box::new(change));
         let outcome = match &self.limiter.remote {
             // Without a cluster this memory owns all slots, and nothing is leased.
-            None => self.limiter.memory.operate(*key, limit, &operation, *now).ok(),
-            Some(remote) => remote.operate(*key, limit, [operation]).await.map(|[outcome]| outcome),
+            None => self.limiter.memory.operate(key, limit, &operation, self.now()).ok(),
+            Some(remote) => remote.operate(key, limit, [operation]).await.map(|[outcome]| outcome),
         };
         match outcome.map(|outcome| outcome.hold) {
             Some(HoldOutcome::OwnLimit(outcome)) => Ok(*outcome),
@@ -280,14 +267,14 @@ impl ActiveView<'_> {
         of: OwnLimitsOf,
         after: Option<OwnLimitPosition>,
         most: usize,
-        listed: impl Fn(&OwnLimitState) -> Option<T>,
+        listed: impl Fn(Key, &OwnLimitState) -> Option<T>,
     ) -> Result<(Vec<T>, Option<OwnLimitPosition>), NoCounter> {
         let remote = self.limiter.remote.as_ref();
         let in_store = remote.and_then(|remote| remote.own_limits(after, most));
         let remote = remote.filter(|_| of == OwnLimitsOf::AllReplicas);
         if let Some(page) = in_store {
             let OwnLimitPage { limits, next } = page.await.ok_or(NoCounter::NoStore)?;
-            return Ok((limits.iter().filter_map(listed).collect(), next));
+            return Ok((limits.iter().filter_map(|(key, state)| listed(*key, state)).collect(), next));
         }
         let slots = self.limiter.memory.slots();
         let (mut limits, mut looked_at) = (Vec::new(), 0);
@@ -300,7 +287,7 @@ impl ActiveView<'_> {
             let found = self.slot_own_limits(remote, asked.clone(), after).await?;
             for (slot, SlotOwnLimits { limits: each, has_more }) in asked.zip(found) {
                 for (key, state) in each {
-                    limits.extend(listed(&state));
+                    limits.extend(listed(key, &state));
                     after = Some((slot, key));
                     looked_at += 1;
                     if limits.len() == most || looked_at == LOOKED_AT_MAX {

@@ -1,12 +1,15 @@
 //! Limits of keys of their own follow the rules: what decides is their numbers within the bounds of the active rule. If the
-//! rule has another algorithm or window, its counters are others, and the limits of the former ones end after a day.
+//! rule has another algorithm or window, or is gone, the limits of its former counters end after a day.
 
 use std::{fmt::Write as _, future::pending, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use tokio::time::sleep;
-use tollgate_counter::{descriptor::Entry, time::Timestamp};
-use tollgate_limiter::limiter::{ActiveView, CounterRef, OwnLimitsOf};
+use tollgate_counter::{
+    descriptor::{Entry, Key},
+    time::Timestamp,
+};
+use tollgate_limiter::limiter::{ActiveView, NoCounter, OwnLimitsOf};
 use tollgate_rules::{ActiveRules, Domain, Rules};
 use tollgate_store::{OwnLimitChange, OwnLimitState, OwnTerms};
 use tracing::{info, warn};
@@ -26,7 +29,7 @@ const FOLLOWED_AFTER: [Duration; 3] = [Duration::ZERO, Duration::from_secs(10), 
 const FOLLOWED_EVERY: Duration = Duration::from_secs(3_600);
 /// The pause between two steps of that over a shared store, which other replicas take too.
 const STORE_PAUSE: Duration = Duration::from_millis(20);
-/// How long a limit is retained whose rule has another algorithm or window.
+/// How long a limit is retained whose rule has another algorithm or window, or is gone.
 const UNUSED_MAX: Duration = Duration::from_secs(24 * 3_600);
 
 /// What becomes of a limit of its own.
@@ -96,10 +99,11 @@ impl Api {
         let [mut renewed, mut noted, mut unused, mut dropped] = [0_u64; 4];
         loop {
             let view = self.limiter.view();
-            let applies = |state: &OwnLimitState| state.terms.is_some().then(|| state.clone());
+            let applies = |key, state: &OwnLimitState| state.terms.is_some().then(|| (key, state.clone()));
             let page = view.own_limits(OwnLimitsOf::ThisReplica, position, PAGE_MAX, applies).await;
             let Ok((states, next)) = page else { break };
-            let each: Vec<_> = states.into_iter().map(|state| renew(&view, state).boxed()).collect();
+            let each: Vec<_> =
+                states.into_iter().map(|(key, state)| renew(&view, key, state).boxed()).collect();
             let done: Vec<_> = stream::iter(each).buffered(ASKED_AT_ONCE).collect().await;
             for renewal in done {
                 match renewal {
@@ -138,37 +142,42 @@ fn rules_with_own(view: &ActiveView<'_>) -> String {
 }
 
 /// Renews a limit of its own that no longer decides as its numbers within the bounds of the rule do.
-async fn renew(view: &ActiveView<'_>, state: OwnLimitState) -> Renewal {
-    let Some((renewal, counter, change)) = renewed_limit(view, state).await else { return Renewal::Kept };
+async fn renew(view: &ActiveView<'_>, key: Key, state: OwnLimitState) -> Renewal {
+    let Some(limit) = state.terms.as_ref().map(|terms| terms.limit.clone()) else { return Renewal::Kept };
+    let Some((renewal, change)) = renewed_limit(view, key, state).await else { return Renewal::Kept };
     let Some(change) = change else { return renewal };
-    let outcome = view.set_own_limit(&counter, change).await;
+    let outcome = view.set_own_limit(key, &limit, change).await;
     // Another replica, or a caller, may have changed it.
     if outcome.is_ok_and(|outcome| outcome.refusal.is_none()) { renewal } else { Renewal::Kept }
 }
 
-/// What becomes of a limit of its own, its counter, and the change that this needs.
-async fn renewed_limit<'s>(
-    view: &'s ActiveView<'_>,
+/// What becomes of a limit of its own, and the change that this needs.
+async fn renewed_limit(
+    view: &ActiveView<'_>,
+    key: Key,
     state: OwnLimitState,
-) -> Option<(Renewal, CounterRef<'s>, Option<OwnLimitChange>)> {
+) -> Option<(Renewal, Option<OwnLimitChange>)> {
     let OwnLimitState { terms: decides, version, expires_after, record: bytes } = state;
     let decides = decides?;
     let record = serde_json::from_slice::<OwnLimitRecord>(&bytes).ok()?;
     let escaped: Vec<_> = record.entries.iter().map(|(key, value)| Entry::new(key, value)).collect();
     let parts = unescaped(&escaped)?;
     let entries: Vec<_> = parts.iter().map(|(key, value)| Entry::new(&**key, &**value)).collect();
-    let counter = view.counter_ref(&record.domain, &entries).await.ok()?;
-    // Another counter has no such version.
+    let counter = match view.counter_ref(&record.domain, &entries).await {
+        Ok(counter) => Some(counter),
+        Err(NoCounter::NoDomain | NoCounter::NoRule | NoCounter::Unlimited) => None,
+        Err(NoCounter::NoRules | NoCounter::Unreachable | NoCounter::NoStore) => return None,
+    };
     let with = |terms, record| OwnLimitChange { terms, expires_after, record, replaces: Some(version) };
-    if decides.limit.kind() != counter.limit.kind() {
-        let counter = view.counter_of_kind(&record.domain, &entries, &decides.limit)?;
+    let Some(counter) = counter.filter(|counter| counter.limit.kind() == decides.limit.kind()) else {
         return Some(match unused(&record, view.now()) {
-            (Renewal::Dropped, _) => (Renewal::Dropped, counter, Some(with(None, Box::default()))),
-            (renewal, noted) => {
-                let change = noted.map(|noted| with(Some(decides), noted.bytes()));
-                (renewal, counter, change)
-            }
+            (Renewal::Dropped, _) => (Renewal::Dropped, Some(with(None, Box::default()))),
+            (renewal, noted) => (renewal, noted.map(|noted| with(Some(decides), noted.bytes()))),
         });
+    };
+    if counter.key != key {
+        // The descriptor by which the limit was set has another pattern or network now.
+        return None;
     }
     let own = counter.rule.options().own.as_ref();
     let window = counter.stored_window();
@@ -183,10 +192,10 @@ async fn renewed_limit<'s>(
     let was_unused = record.unused_since.is_some();
     let bytes = if was_unused { record.with_unused_since(None).bytes() } else { bytes };
     let is_other = was_unused || terms != decides;
-    is_other.then(|| (Renewal::Renewed, counter, Some(with(Some(terms), bytes))))
+    is_other.then(|| (Renewal::Renewed, Some(with(Some(terms), bytes))))
 }
 
-/// What becomes at `now` of a limit whose rule has another algorithm or window, and the record that says since when.
+/// What becomes at `now` of a limit whose rule has another algorithm or window or is gone, and the record that says since when.
 fn unused(record: &OwnLimitRecord, now: Timestamp) -> (Renewal, Option<OwnLimitRecord>) {
     let now = millis(now);
     match record.unused_since {

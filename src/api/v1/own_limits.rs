@@ -58,13 +58,13 @@ pub(super) struct OwnLimitRecord {
     is_certified: bool,
     // In milliseconds since 1970.
     set_at: u64,
-    // When the rule was first seen with another algorithm or window, in milliseconds since 1970.
+    // When the rule was first seen with another algorithm or window, or as gone, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) unused_since: Option<u64>,
 }
 
 impl OwnLimitRecord {
-    /// The record of a limit whose rule has another algorithm or window since then; `None` if it has not.
+    /// The record of a limit whose rule has another algorithm or window, or is gone, since then; `None` if it has not.
     pub(super) fn with_unused_since(self, unused_since: Option<u64>) -> Self {
         Self { unused_since, ..self }
     }
@@ -208,21 +208,22 @@ impl Api {
     /// Applies a change at the counter, and logs it.
     async fn change(&self, view: &ActiveView<'_>, checked: CheckedChange<'_>) -> v1::LimitResult {
         if let Some(repeated) = repeated(view, &checked).await {
-            let outcome = view.set_own_limit(&checked.counter, repeated).await;
+            let outcome = view.set_own_limit(checked.counter.key, &checked.counter.limit, repeated).await;
             if let Ok(OwnLimitOutcome { refusal: None, state }) = outcome {
                 return result(&checked.counter, state.as_ref());
             }
         }
         let CheckedChange { counter, record, change } = checked;
         let is_cleared = change.terms.is_none();
-        let OwnLimitOutcome { refusal, state } = match view.set_own_limit(&counter, change).await {
-            Ok(outcome) => outcome,
-            Err(error) => {
-                let error = LimitError::from(error);
-                self.metrics.own_limits.refused(error.1);
-                return failed(error);
-            }
-        };
+        let OwnLimitOutcome { refusal, state } =
+            match view.set_own_limit(counter.key, &counter.limit, change).await {
+                Ok(outcome) => outcome,
+                Err(error) => {
+                    let error = LimitError::from(error);
+                    self.metrics.own_limits.refused(error.1);
+                    return failed(error);
+                }
+            };
         if matches!(refusal, None | Some(OwnLimitRefusal::NotBackedUp)) {
             info!(
                 name: UNLIMITED,
@@ -276,7 +277,7 @@ impl Api {
         prefix.iter().try_for_each(|_| size.entry())?;
         let prefix: Vec<_> =
             prefix.iter().map(|entry| (as_text(&entry.key), as_text(&entry.value))).collect();
-        let listed = |state: &OwnLimitState| {
+        let listed = |_key, state: &OwnLimitState| {
             state.terms.as_ref()?;
             let record = serde_json::from_slice::<OwnLimitRecord>(&state.record).ok()?;
             let is_listed =

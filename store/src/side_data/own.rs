@@ -89,7 +89,7 @@ pub struct SlotOwnLimits {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OwnLimitPage {
     /// The limits, those that were removed included.
-    pub limits: Vec<OwnLimitState>,
+    pub limits: Vec<(Key, OwnLimitState)>,
     /// Where the list continues; `None` at its end.
     pub next: Option<OwnLimitPosition>,
 }

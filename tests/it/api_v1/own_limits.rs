@@ -488,6 +488,51 @@ async fn limits_of_a_former_algorithm_return_with_it_and_end_after_a_day() {
 }
 
 #[tokio::test]
+async fn limits_of_a_removed_rule_return_with_it_and_end_after_a_day() {
+    const DROPPED: &str = "tollgate_own_limit_changes_total{result=\"dropped\"}";
+    let (_folder, file) = token();
+    let service =
+        Service::start_with(RULES, &[("admin.token_file", &file), ("rules.poll_interval", "50ms")]).await;
+    for (user, number) in [("ann", 900), ("bob", 5)] {
+        assert_eq!(set(&service, own(user, number)).await.error, None, "{user}");
+    }
+    // Rules without `user`; another bound makes another search.
+    let write = |key: &str, max: &str| {
+        let rules = RULES.replace("key: user", &format!("key: {key}")).replace("max: 600", max);
+        fs::write(service.rules.path().join("rules.yaml"), rules).unwrap();
+    };
+    let noted = async || {
+        let listed = list(&service, ListLimitsRequest::default()).await.concat();
+        listed.iter().map(|limit| limit.version).collect::<Vec<_>>()
+    };
+    let until_changed = async |before: &[u64]| {
+        let changed = async || noted().await.iter().all(|version| !before.contains(version)).then_some(());
+        until(changed).await;
+    };
+    let set_first = noted().await;
+    write("person", "max: 600");
+    until_changed(&set_first).await;
+    service.advance(Duration::from_secs(23 * 3_600));
+    let unused = noted().await;
+    write("user", "max: 600");
+    until_changed(&unused).await;
+    assert_eq!(charge(&service, "ann", 0).await.limits[0].requests_per_unit, 900);
+    let returned = noted().await;
+    write("person", "max: 600");
+    until_changed(&returned).await;
+    service.advance(Duration::from_secs(24 * 3_600));
+    write("person", "max: 500");
+    until(async || (value(&page(&service).await, DROPPED) == 2.0).then_some(())).await;
+    assert_eq!(noted().await, [0; 0]);
+    write("user", "max: 600");
+    until(async || {
+        let answer = charge(&service, "ann", 0).await;
+        answer.limits.first().is_some_and(|limit| limit.requests_per_unit == 3).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn repeated_limit_changes_nothing() {
     let (_folder, file) = token();
     let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
