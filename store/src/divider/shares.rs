@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use assign::{AssignedShares, BEGIN_DIVISOR, growth};
 use serde::{Deserialize, Serialize};
-use subscriber::{DemandCoverage, SETTLE, ShareSubscriber};
+use subscriber::{DemandCoverage, REPORTED, ShareSubscriber};
 use tollgate_counter::{
     algorithm::{Granted, HitRate, QuotaTerms},
     time::Timestamp,
@@ -189,9 +189,13 @@ impl Shares {
         self.unknown = self.unknown.max(other.unknown);
         self.lost = self.lost.max(other.lost);
         self.each.add(other.each, |known, subscriber| {
-            known.held = known.held.max_of(subscriber.held);
-            known.settles_at = now.after(SETTLE);
-            known.expires_at = known.expires_at.max(subscriber.expires_at);
+            let held = known.held.max_of(subscriber.held);
+            // The later report is the one whose assignment is in force.
+            if known.expires_at < subscriber.expires_at {
+                *known = subscriber;
+            }
+            known.held = held;
+            known.settles_at = known.settles_at.max(now.after(REPORTED));
         });
     }
 

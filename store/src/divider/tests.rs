@@ -480,6 +480,46 @@ fn divider_without_its_ledger_grants_nothing_unknown() {
 }
 
 #[test]
+fn shares_of_merged_divisions_are_in_force_until_clients_report() {
+    let at = |seconds: f64| START.after(Duration::from_secs_f64(seconds));
+    let view = CounterView { free: 20, free_after: None, requested: 0 };
+    let report = |divider: &mut Divider, stream, seconds: f64| {
+        let usage = SubscriberUsage { allowed: 250, denied: 50, ..SubscriberUsage::default() };
+        let report = DividerReport::Usage(usage);
+        divider.report(id(stream), QuotaTerms::default(), report, view, at(seconds));
+    };
+    // The client has the whole rate, or half of it.
+    let divider = |streams: u64, last_report: f64| {
+        let mut divider = Divider::new(bucket(100, 20), Timestamp::EPOCH, at(0.0));
+        for seconds in [1.0, 6.0, 11.0, last_report] {
+            (1..=streams).for_each(|stream| report(&mut divider, stream, seconds));
+        }
+        divider
+    };
+    let share = |divider: &Divider| {
+        let of_first = |each: &&SubscriberState| each.id == id(1);
+        let all = divider.subscribers(9, at(12.5)).first;
+        let LimitPart::Share(rate) = all.iter().find(of_first).unwrap().part else { panic!("a slice") };
+        rate.per_second
+    };
+    let held = |divider: &mut Divider| {
+        divider.turn(view, at(14.0));
+        divider.granted().rate.per_second
+    };
+    for (half, whole) in [(11.1, 12.0), (12.0, 11.1)] {
+        let (mut merged, other) = (divider(2, half), divider(1, whole));
+        assert_eq!((share(&merged), share(&other)), (50, 100));
+        merged.add(other, at(12.5));
+        let last = if half < whole { 100 } else { 50 };
+        assert_eq!(share(&merged), last, "that of the last report");
+        assert!(held(&mut merged) >= 150, "the client may have the other one");
+        [1, 2].map(|stream| report(&mut merged, stream, 16.0));
+        merged.turn(view, at(20.0));
+        assert_eq!((share(&merged), merged.granted().rate.per_second), (50, 100), "after reports");
+    }
+}
+
+#[test]
 fn slice_that_may_have_ended_is_not_renewed() {
     let world = World::new(window(500, MINUTE));
     let id = id(1);

@@ -18,8 +18,8 @@ use crate::divider::{
 
 /// The time after which a smaller share is in force. Greater ones wait for it.
 pub(super) const SETTLE: Duration = Duration::from_millis(500);
-/// A client opens another stream within this time.
-const REOPENED: Duration = Duration::from_secs(6);
+/// A client reports within this time, over another stream if need be.
+pub(super) const REPORTED: Duration = Duration::from_secs(6);
 /// A share changes only by more than this part of it: one of so many.
 pub(super) const HYSTERESIS_DIVISOR: u64 = 10;
 
@@ -95,7 +95,7 @@ impl ShareSubscriber {
 
     /// The state of this subscriber over another stream, with a burst of at most `least`.
     pub(super) fn resumed(self, least: u64, reported: u64, now: Timestamp) -> Self {
-        let settles_at = now.after(if least < self.held.burst { REOPENED } else { SETTLE });
+        let settles_at = now.after(if least < self.held.burst { REPORTED } else { SETTLE });
         let granted = if least == 0 { HitRate::default() } else { HitRate { burst: least, ..self.granted } };
         Self { granted, reported, settles_at, tokens: BucketTokens::none(now), ..self }
     }
