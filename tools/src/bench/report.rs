@@ -4,6 +4,7 @@ use std::{fmt::Write, time::Duration};
 
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
+use tollgate_wire::code_name;
 use tonic::Code;
 
 use crate::bench::{
@@ -45,7 +46,7 @@ impl BenchReport {
     }
 
     fn errors(&self) -> impl Iterator<Item = (String, u64)> {
-        self.stats.errors.iter().map(|(code, number)| (name(Code::from_i32(*code)), *number))
+        self.stats.errors.iter().map(|(code, number)| (code_name(Code::from_i32(*code)), *number))
     }
 
     /// The latencies in nanoseconds, if any request has ended.
@@ -137,18 +138,6 @@ impl BenchReport {
     }
 }
 
-/// The name of a code in the specification of gRPC: that of tonic in capitals, with underscores.
-fn name(code: Code) -> String {
-    let mut name = String::new();
-    for letter in format!("{code:?}").chars() {
-        if letter.is_uppercase() && !name.is_empty() {
-            name.push('_');
-        }
-        name.push(letter.to_ascii_uppercase());
-    }
-    name
-}
-
 fn us(nanos: f64) -> f64 {
     (nanos / 100.0).round() / 10.0
 }
@@ -183,7 +172,7 @@ mod tests {
             "UNAUTHENTICATED",
         ];
         for (code, expected) in (0..).zip(names) {
-            assert_eq!(name(Code::from_i32(code)), expected);
+            assert_eq!(code_name(Code::from_i32(code)), expected);
         }
     }
 }
