@@ -176,7 +176,7 @@ async fn call(
         Err(error) => {
             calls.failed(method.json_path(), error.reason(), &error.to_string(), &extensions);
             if let Some(error) = error.too_large() {
-                calls.api.metrics().unanswered(error.into());
+                calls.api.metrics.unanswered(error.into());
             }
             if is_envoys {
                 error.into_response()
@@ -203,7 +203,7 @@ async fn decide_headers(
         Ok(Some(message)) => message,
         Ok(None) => return StatusCode::OK.into_response(),
         Err(header) => {
-            calls.api.metrics().missing_headers.increase();
+            calls.api.metrics.missing_headers.increase();
             calls.failed(CHECK_PATH, (Code::InvalidArgument, BAD_HEADER), &header.to_string(), &extensions);
             return (StatusCode::BAD_REQUEST, format!("{header}\n")).into_response();
         }
