@@ -5,8 +5,9 @@ use std::{fmt, fs, net::SocketAddr, path::PathBuf, time::Duration};
 use axum::{
     body::Body,
     http::{
-        Request, StatusCode,
+        Method, Request, StatusCode,
         header::{AUTHORIZATION, CONTENT_TYPE, HOST},
+        request,
     },
 };
 use clap::{Arg, ArgMatches};
@@ -32,13 +33,6 @@ const REFUSAL_BYTES_MAX: usize = 64 * 1024;
 /// The maximum length of what is displayed of such a body, in characters.
 const LINE_MAX: usize = 1_000;
 
-/// An admin request.
-pub(super) struct AdminCall {
-    pub(super) method: &'static str,
-    pub(super) path: String,
-    pub(super) body: String,
-}
-
 /// The flags for the admin listener and its token.
 pub(super) fn args() -> [Arg; 2] {
     [
@@ -50,16 +44,24 @@ pub(super) fn args() -> [Arg; 2] {
 }
 
 /// The JSON that the server of the arguments answers, or the reason why there is none.
-pub(super) fn ask(matches: &ArgMatches, call: &AdminCall) -> Result<Value, String> {
-    block_on(answer(matches, call))
+pub(super) fn ask(matches: &ArgMatches, method: Method, path: &str, body: String) -> Result<Value, String> {
+    block_on(answer(matches, method, path, body))
 }
 
 /// The JSON that the server of the arguments answers, for a command that waits by itself.
-pub(super) async fn answer(matches: &ArgMatches, call: &AdminCall) -> Result<Value, String> {
+pub(super) async fn answer(
+    matches: &ArgMatches,
+    method: Method,
+    path: &str,
+    body: String,
+) -> Result<Value, String> {
     let to = matches.get_one::<String>("to").map(String::as_str).unwrap_or_default();
     let answered = async {
-        let token = token(matches)?;
-        let answer = send(to, token.as_deref(), call).await.map_err(|error| no_answer(to, error))?;
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some(token) = token(matches)? {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let answer = send(to, request, body).await.map_err(|error| no_answer(to, error))?;
         if answer.head.status != StatusCode::OK {
             return Err(refusal(to, answer).await);
         }
@@ -105,16 +107,11 @@ fn token(matches: &ArgMatches) -> Result<Option<String>, String> {
 /// Sends a request over a connection of its own.
 async fn send(
     to: &str,
-    token: Option<&str>,
-    call: &AdminCall,
+    request: request::Builder,
+    body: String,
 ) -> Result<HttpResponse, Box<dyn std::error::Error>> {
     let stream = TcpStream::connect(to).await?;
-    let mut request =
-        Request::builder().method(call.method).uri(&call.path).header(HOST, host(to, stream.peer_addr()?));
-    if let Some(token) = token {
-        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
-    }
-    let request = request.body(Body::from(call.body.clone()))?;
+    let request = request.header(HOST, host(to, stream.peer_addr()?)).body(Body::from(body))?;
     Ok(http_client::send(stream, request).await?)
 }
 

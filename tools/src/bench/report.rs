@@ -31,7 +31,7 @@ impl BenchReport {
     pub(super) fn new(callers: CallerCount, schedule: Option<&Schedule>, running: &Running) -> Self {
         let due = running.due();
         let stats = running.stats().clone();
-        let open = schedule.map(|schedule| (schedule.rate(), due.unwrap_or(stats.sent)));
+        let open = schedule.map(|schedule| (schedule.rate, due.unwrap_or(stats.sent)));
         Self { callers, time: running.measured(), stats, open }
     }
 

@@ -221,6 +221,17 @@ impl Traffic {
         let nanos = self.first.map_or(0, |first| self.last.as_nanos().saturating_sub(first.as_nanos()));
         Duration::from_nanos(nanos)
     }
+
+    /// The instant at which a request is decided: time does not go back.
+    fn arrive(&mut self, at: Timestamp) -> Timestamp {
+        self.requests += 1;
+        self.first.get_or_insert(at);
+        if at < self.last {
+            self.out_of_order += 1;
+        }
+        self.last = self.last.max(at);
+        self.last
+    }
 }
 
 impl Replay {
@@ -307,18 +318,5 @@ impl Replay {
             });
         }
         Ok(())
-    }
-}
-
-impl Traffic {
-    /// The instant at which a request is decided: time does not go back.
-    fn arrive(&mut self, at: Timestamp) -> Timestamp {
-        self.requests += 1;
-        self.first.get_or_insert(at);
-        if at < self.last {
-            self.out_of_order += 1;
-        }
-        self.last = self.last.max(at);
-        self.last
     }
 }
