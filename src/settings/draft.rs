@@ -253,15 +253,11 @@ impl SettingsDraft {
 
 /// The kind of store that is Redis, with the variable of another server that says so.
 fn redis_kind(given: &[EffectiveSetting]) -> &'static str {
-    let kind = given.iter().find(|setting| setting.name == "store.kind");
-    match kind.map(|kind| kind.from) {
-        Some(SettingOrigin::Reference) => {
-            "store.kind redis, which REDIS_URL stands for unless TOLLGATE_STORE__KIND is memory"
-        }
-        Some(
-            SettingOrigin::Default | SettingOrigin::File | SettingOrigin::Environment | SettingOrigin::Flag,
-        )
-        | None => "store.kind redis",
+    let is_kind = |setting: &EffectiveSetting| setting.name == "store.kind";
+    if given.iter().any(|setting| is_kind(setting) && setting.from == SettingOrigin::Reference) {
+        "store.kind redis, which REDIS_URL stands for unless TOLLGATE_STORE__KIND is memory"
+    } else {
+        "store.kind redis"
     }
 }
 

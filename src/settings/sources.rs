@@ -156,7 +156,7 @@ impl SettingsSources {
 
 /// The settings with these valid values.
 fn draft(given: &[EffectiveSetting]) -> SettingsDraft {
-    let mut draft = SettingsDraft::defaults();
+    let mut draft = SettingsDraft::default();
     for (setting, given) in CATALOG.iter().zip(given) {
         // It was accepted when it was read.
         let _ = draft.set(setting, &given.value);
@@ -165,6 +165,7 @@ fn draft(given: &[EffectiveSetting]) -> SettingsDraft {
 }
 
 /// Reads the values of sources, and collects what is wrong with them.
+#[derive(Default)]
 struct SettingsReader {
     /// Tries values; a value without effect must be valid, too.
     draft: SettingsDraft,
@@ -172,12 +173,6 @@ struct SettingsReader {
     /// one source those before it.
     values: Vec<(SettingOrigin, &'static str, String)>,
     problems: Vec<String>,
-}
-
-impl Default for SettingsReader {
-    fn default() -> Self {
-        Self { draft: SettingsDraft::defaults(), values: Vec::new(), problems: Vec::new() }
-    }
 }
 
 impl SettingsReader {
