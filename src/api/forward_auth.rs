@@ -49,7 +49,8 @@ pub(super) struct ForwardAuthCheck {
     domain: String,
     template: HeaderTemplate,
     denied: StatusCode,
-    failure: StatusCode,
+    /// The status of a request that cannot be decided.
+    pub(super) failure: StatusCode,
 }
 
 impl ForwardAuthSettings {
@@ -82,11 +83,6 @@ impl ForwardAuthCheck {
     /// The status of a decided request.
     pub(super) fn status(&self, passes: bool) -> StatusCode {
         if passes { StatusCode::OK } else { self.denied }
-    }
-
-    /// The status of a request that cannot be decided.
-    pub(super) fn failure(&self) -> StatusCode {
-        self.failure
     }
 }
 
@@ -246,7 +242,7 @@ mod tests {
     fn check_answers_with_its_statuses() {
         let check = check("user={x-user}");
         assert_eq!((check.status(true).as_u16(), check.status(false).as_u16()), (200, 403));
-        assert_eq!(check.failure().as_u16(), 200);
+        assert_eq!(check.failure.as_u16(), 200);
     }
 
     #[test]

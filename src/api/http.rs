@@ -114,7 +114,7 @@ impl HttpCalls {
         let decider = self.api.clone();
         let decided = tokio::spawn(async move {
             let precision = ResetPrecision::Millis;
-            let message = request.message();
+            let message = &*request.message;
             let call = Call { method, message, metadata: metadata.as_ref(), precision, api };
             decider.handle(call, &connection).await
         });
@@ -219,7 +219,7 @@ async fn decide_headers(
         }
         Err(error) => {
             calls.failed(CHECK_PATH, error.reason(), &error.to_string(), &extensions);
-            (check.failure(), format!("{error}\n")).into_response()
+            (check.failure, format!("{error}\n")).into_response()
         }
     }
 }

@@ -5,7 +5,6 @@ use std::{path::PathBuf, sync::Arc};
 use axum::{
     Json, Router,
     extract::{DefaultBodyLimit, State},
-    http::StatusCode,
     middleware,
     routing::{get, post},
 };
@@ -138,8 +137,6 @@ async fn set_log_level(
             Ok(format!("{level}\n"))
         }
         Err(error @ SetLevelError::Level(_)) => Err(AdminError::bad_request(error)),
-        Err(error @ SetLevelError::Detached) => {
-            Err(AdminError(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
-        }
+        Err(error @ SetLevelError::Detached) => Err(AdminError::unavailable(error)),
     }
 }
