@@ -105,14 +105,13 @@ impl BenchReport {
     pub(super) fn json(&self) -> Value {
         let errors: Map<_, _> = self.errors().map(|(name, number)| (name, json!(number))).collect();
         let latency = self.latency().map(|latency| {
-            let quantile = |at| json!(us(latency.value_at_quantile(at) as f64));
-            let quantiles = QUANTILES.map(|(at, _, name)| (name.to_owned(), quantile(at)));
-            let mean = json!(us(latency.mean()));
-            let max = json!(us(latency.max() as f64));
-            quantiles
-                .into_iter()
-                .chain([("mean".to_owned(), mean), ("max".to_owned(), max)])
-                .collect::<Map<_, _>>()
+            let mut times = Value::Null;
+            for (at, _, name) in QUANTILES {
+                times[name] = us(latency.value_at_quantile(at) as f64).into();
+            }
+            times["mean"] = us(latency.mean()).into();
+            times["max"] = us(latency.max() as f64).into();
+            times
         });
         let mut whole = json!({
             "loop": if self.open.is_some() { "open" } else { "closed" },

@@ -126,8 +126,8 @@ impl Simulation {
         };
         let first = side(rules, &mut table);
         let second = other.map(|rules| side(rules, &mut table));
-        let decisions = self.flags.decisions.as_deref().map(DecisionsFile::create).transpose()?;
-        let mut replay = Replay::new(table, first, second, self.flags.users_max).with_decisions(decisions);
+        let mut replay = Replay::new(table, first, second, self.flags.users_max);
+        replay.decisions = self.flags.decisions.as_deref().map(DecisionsFile::create).transpose()?;
         let mut source = self.source()?;
         replay
             .run(&mut *source, &self.progress)
