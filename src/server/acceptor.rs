@@ -107,7 +107,7 @@ impl ListenerAcceptor<Listener> {
             if let Some(permit) = &available {
                 // A tenth of the permits must be free before the listener counts as not full, so that the log stays
                 // short.
-                is_full &= permit.number() > limits.connections - limits.connections / 10;
+                is_full &= permit.number > limits.connections - limits.connections / 10;
             } else {
                 if !is_full {
                     let max_connections = limits.connections;
