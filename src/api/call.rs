@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axum::http::{HeaderMap, HeaderName};
+use tollgate_counter::named;
 use tollgate_wire::protobuf::{FRAME_PREFIX_BYTES, frame_prefix};
 
 /// The path of the method with streams of requests and replies.
@@ -74,17 +75,19 @@ pub enum ResetPrecision {
     Nanos,
 }
 
-/// The API over which a call came, as metrics tell them apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ApiKind {
-    /// Envoy's rate limit service.
-    Envoy,
-    /// `tollgate.v1` over gRPC.
-    TollgateV1,
-    /// Either of them as JSON.
-    Json,
-    /// Headers of a gateway.
-    ForwardAuth,
+named! {
+    /// The API over which a call came, by its name in metrics.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum ApiKind {
+        /// Envoy's rate limit service.
+        Envoy = "envoy",
+        /// `tollgate.v1` over gRPC.
+        TollgateV1 = "tollgate.v1",
+        /// Either of them as JSON.
+        Json = "json",
+        /// Headers of a gateway.
+        ForwardAuth = "forward_auth",
+    }
 }
 
 /// A call to decide.
@@ -123,25 +126,12 @@ pub enum Handled<R, W> {
 }
 
 impl ApiKind {
-    /// All kinds of API.
-    pub const ALL: [Self; 4] = [Self::Envoy, Self::TollgateV1, Self::Json, Self::ForwardAuth];
-
     /// The API of a method over gRPC.
     #[inline]
     pub const fn over_grpc(method: Method) -> Self {
         match method {
             Method::ShouldRateLimit => Self::Envoy,
             Method::Decide(_) | Method::Hold(_) | Method::Operator(_) => Self::TollgateV1,
-        }
-    }
-
-    /// The name of the kind in metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Envoy => "envoy",
-            Self::TollgateV1 => "tollgate.v1",
-            Self::Json => "json",
-            Self::ForwardAuth => "forward_auth",
         }
     }
 }

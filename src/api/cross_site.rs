@@ -139,45 +139,35 @@ impl GatewayRequests {
     }
 }
 
-/// Responds with 403 to a request of another origin, or for a host that is not served.
-pub(super) async fn refuse_unless_served(
-    State(served): State<Hosts>,
+/// Which requests are let through.
+#[derive(Clone, Debug)]
+pub(super) enum CrossSiteGuard {
+    /// Those of this origin. Clients other than browsers send no header that tells of another one.
+    SameOrigin,
+    /// Of those, the ones for `localhost` or a loopback address. For pages that require no token, and so serve this
+    /// machine only.
+    Loopback,
+    /// Of those of this origin, the ones for these hosts.
+    Served(Hosts),
+    /// Those that no page of another origin has caused. A gateway forwards the headers of its clients, so the origin
+    /// alone does not tell.
+    Gateways(GatewayRequests),
+}
+
+/// Responds with 403 to a request that the guard does not let through.
+pub(super) async fn refuse_cross_site(
+    State(guard): State<CrossSiteGuard>,
     request: Request,
     next: Next,
 ) -> Response {
     let uri = request.uri();
     let headers = request.headers();
-    let allowed = served.check(uri, headers).and_then(|()| same_origin(uri, headers));
-    answer(allowed, request, next).await
-}
-
-/// Responds with 403 to a request that a page of another origin has caused. A gateway forwards the headers of its
-/// clients, so the origin alone does not tell.
-pub(super) async fn refuse_pages(
-    State(gateways): State<GatewayRequests>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let allowed = gateways.check(&request);
-    answer(allowed, request, next).await
-}
-
-/// Responds with 403 to a request of another origin. Clients other than browsers send neither header.
-pub(super) async fn refuse(request: Request, next: Next) -> Response {
-    let allowed = same_origin(request.uri(), request.headers());
-    answer(allowed, request, next).await
-}
-
-/// Rejects cross-site requests where no token is required. Such pages serve this machine only, so a `Host` other than
-/// `localhost` or a loopback address gets 403 too.
-pub(super) async fn refuse_unless_loopback(request: Request, next: Next) -> Response {
-    let uri = request.uri();
-    let headers = request.headers();
-    let allowed = loopback(uri, headers).and_then(|()| same_origin(uri, headers));
-    answer(allowed, request, next).await
-}
-
-async fn answer(allowed: Result<(), &'static str>, request: Request, next: Next) -> Response {
+    let allowed = match guard {
+        CrossSiteGuard::SameOrigin => same_origin(uri, headers),
+        CrossSiteGuard::Loopback => loopback(uri, headers).and_then(|()| same_origin(uri, headers)),
+        CrossSiteGuard::Served(hosts) => hosts.check(uri, headers).and_then(|()| same_origin(uri, headers)),
+        CrossSiteGuard::Gateways(gateways) => gateways.check(&request),
+    };
     match allowed {
         Ok(()) => next.run(request).await,
         Err(why) => {

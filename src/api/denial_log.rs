@@ -14,11 +14,11 @@ const DESCRIPTOR_BYTES_MAX: usize = 256;
 
 /// Logs a bounded number of denials per second.
 #[derive(Debug)]
-pub(super) struct DenialLog(Sampler);
+pub(crate) struct DenialLog(Sampler);
 
 impl DenialLog {
     /// `None` if denials are not logged.
-    pub(super) fn new(settings: logs::Denials) -> Option<Self> {
+    pub(crate) fn new(settings: logs::Denials) -> Option<Self> {
         match settings {
             logs::Denials::Off => None,
             logs::Denials::PerSecond(number) => Some(Self(Sampler::new(number))),

@@ -143,17 +143,8 @@ pub(super) fn unit_number(unit: Option<Unit>) -> i32 {
     }
 }
 
-/// The unit with a number; `None` if the number is that of no unit.
+/// The unit with a number; `None` if the number is that of no unit. The enumeration of requests has no week, but that of
+/// replies has, and clients send it.
 pub(super) fn unit(number: i32) -> Option<Unit> {
-    match number {
-        1 => Some(Unit::Second),
-        2 => Some(Unit::Minute),
-        3 => Some(Unit::Hour),
-        4 => Some(Unit::Day),
-        5 => Some(Unit::Month),
-        6 => Some(Unit::Year),
-        // The enumeration of requests has no week, but that of replies has, and clients send it.
-        7 => Some(Unit::Week),
-        _no_unit => None,
-    }
+    Unit::ALL.into_iter().find(|unit| unit_number(Some(*unit)) == number)
 }

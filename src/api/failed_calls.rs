@@ -14,6 +14,7 @@ use tollgate_counter::{
     time::{SECOND, Timestamp},
 };
 use tollgate_telemetry::{logs, sampler::Sampler};
+use tollgate_wire::code_name;
 use tonic::Code;
 use tracing::warn;
 
@@ -165,29 +166,6 @@ impl LastMinute {
         for past in 0..passed {
             self.counts[(self.second - past) as usize % SECONDS] = 0;
         }
-    }
-}
-
-/// The name of a code as specifications write it.
-pub(super) fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "CANCELLED",
-        Code::Unknown => "UNKNOWN",
-        Code::InvalidArgument => "INVALID_ARGUMENT",
-        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
-        Code::NotFound => "NOT_FOUND",
-        Code::AlreadyExists => "ALREADY_EXISTS",
-        Code::PermissionDenied => "PERMISSION_DENIED",
-        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
-        Code::FailedPrecondition => "FAILED_PRECONDITION",
-        Code::Aborted => "ABORTED",
-        Code::OutOfRange => "OUT_OF_RANGE",
-        Code::Unimplemented => "UNIMPLEMENTED",
-        Code::Internal => "INTERNAL",
-        Code::Unavailable => "UNAVAILABLE",
-        Code::DataLoss => "DATA_LOSS",
-        Code::Unauthenticated => "UNAUTHENTICATED",
     }
 }
 

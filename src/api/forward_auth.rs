@@ -40,8 +40,8 @@ pub struct HeaderTemplate {
 #[error("the header {0} is missing or empty")]
 pub(super) struct MissingHeader<'t>(&'t str);
 
-/// The values of the headers of a template.
-struct HeaderValues<'h>(Vec<(&'h HeaderName, Cow<'h, [u8]>)>);
+/// The values of the headers of a request.
+struct HeaderValues<'h>(&'h HeaderMap);
 
 /// `/check` as it is set.
 #[derive(Clone, Debug)]
@@ -49,7 +49,8 @@ pub(super) struct ForwardAuthCheck {
     domain: String,
     template: HeaderTemplate,
     denied: StatusCode,
-    failure: StatusCode,
+    /// The status of a request that cannot be decided.
+    pub(super) failure: StatusCode,
 }
 
 impl ForwardAuthSettings {
@@ -83,11 +84,6 @@ impl ForwardAuthCheck {
     pub(super) fn status(&self, passes: bool) -> StatusCode {
         if passes { StatusCode::OK } else { self.denied }
     }
-
-    /// The status of a request that cannot be decided.
-    pub(super) fn failure(&self) -> StatusCode {
-        self.failure
-    }
 }
 
 /// The response headers and the body of an encoded reply.
@@ -105,7 +101,7 @@ pub(super) fn headers_and_body(reply: &[u8]) -> (HeaderMap, Vec<u8>) {
 impl HeaderTemplate {
     /// The descriptors of these headers, without those that lack an optional one.
     fn descriptors(&self, headers: &HeaderMap) -> Result<Vec<RateLimitDescriptor>, MissingHeader<'_>> {
-        let values = HeaderValues::read(&self.headers, headers);
+        let values = HeaderValues(headers);
         let descriptors = self.descriptors.descriptors().map(|entries| descriptor(entries, &values));
         descriptors.filter_map(Result::transpose).collect()
     }
@@ -132,25 +128,13 @@ fn descriptor<'t>(
     Ok(is_complete.then(|| RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }))
 }
 
-impl<'h> HeaderValues<'h> {
-    /// The values of these headers, as far as the request has them.
-    fn read(names: &'h [HeaderName], headers: &'h HeaderMap) -> Self {
-        Self(names.iter().filter_map(|name| Some((name, joined(name, headers)?))).collect())
-    }
-}
-
 impl Fields for HeaderValues<'_> {
+    /// The value of a header. As in HTTP, several of one name are one list.
     fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
-        let (_, value) = self.0.iter().find(|(header, _)| name.eq_ignore_ascii_case(header.as_str()))?;
-        Some(Cow::Borrowed(value))
+        let mut values = self.0.get_all(name).iter().map(HeaderValue::as_bytes);
+        let first = Cow::Borrowed(values.next()?);
+        Some(values.fold(first, |list, value| Cow::Owned([&*list, b", ", value].concat())))
     }
-}
-
-/// The value of a header. As in HTTP, several of one name are one list.
-fn joined<'h>(name: &HeaderName, headers: &'h HeaderMap) -> Option<Cow<'h, [u8]>> {
-    let mut values = headers.get_all(name).iter().map(HeaderValue::as_bytes);
-    let first = Cow::Borrowed(values.next()?);
-    Some(values.fold(first, |list, value| Cow::Owned([&*list, b", ", value].concat())))
 }
 
 /// What counts of a header without filters, so that a client can neither invent its address nor have a counter for
@@ -246,7 +230,7 @@ mod tests {
     fn check_answers_with_its_statuses() {
         let check = check("user={x-user}");
         assert_eq!((check.status(true).as_u16(), check.status(false).as_u16()), (200, 403));
-        assert_eq!(check.failure().as_u16(), 200);
+        assert_eq!(check.failure.as_u16(), 200);
     }
 
     #[test]

@@ -85,7 +85,7 @@ pub(super) fn api_of(limiter: Limiter) -> Api {
         ..Default::default()
     };
     let settings = ApiSettings { dynamic_metadata: true, exact_reset: true, ..ApiSettings::default() };
-    Api::new(limiter, settings).with_headers(headers)
+    Api { headers: Arc::new(headers), ..Api::new(limiter, settings) }
 }
 
 /// A service with fresh counters.

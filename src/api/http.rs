@@ -18,7 +18,7 @@ use crate::api::{
     Api, ApiKind, Call, CallReply, FailedCall, Hosts, Method, ResetPrecision,
     admin::Readiness,
     call::CHECK_PATH,
-    cross_site::{self, GatewayRequests},
+    cross_site::{CrossSiteGuard, GatewayRequests, refuse_cross_site},
     failed_calls::BAD_HEADER,
     forward_auth, json,
     reader::{HttpError, ReadRequest, RequestReader},
@@ -50,16 +50,15 @@ pub fn router<R: Readiness + Clone>(
     let calls = HttpCalls { api, running: Arc::new(Semaphore::new(calls_max)), opened };
     let json = json_routes(Method::ALL.iter(), &calls, reader);
     // A web page must not be able to make charges or reservations.
-    let guard = middleware::from_fn_with_state(hosts.clone(), cross_site::refuse_unless_served);
-    let routes = probes.merge(json.route_layer(guard));
+    let guard = |guard| middleware::from_fn_with_state(guard, refuse_cross_site);
+    let routes = probes.merge(json.route_layer(guard(CrossSiteGuard::Served(hosts.clone()))));
     match check.check() {
         None => routes,
         Some(check) => {
             let gateways = GatewayRequests { hosts, headers: check.headers().into() };
-            let guard = middleware::from_fn_with_state(gateways, cross_site::refuse_pages);
             let methods = get(decide_headers).post(decide_headers);
             let check = Router::new().route(CHECK_PATH, methods).with_state((calls, Arc::new(check)));
-            routes.merge(check.route_layer(guard))
+            routes.merge(check.route_layer(guard(CrossSiteGuard::Gateways(gateways))))
         }
     }
 }
@@ -114,7 +113,7 @@ impl HttpCalls {
         let decider = self.api.clone();
         let decided = tokio::spawn(async move {
             let precision = ResetPrecision::Millis;
-            let message = request.message();
+            let message = &*request.message;
             let call = Call { method, message, metadata: metadata.as_ref(), precision, api };
             decider.handle(call, &connection).await
         });
@@ -176,7 +175,7 @@ async fn call(
         Err(error) => {
             calls.failed(method.json_path(), error.reason(), &error.to_string(), &extensions);
             if let Some(error) = error.too_large() {
-                calls.api.metrics().unanswered(error.into());
+                calls.api.metrics.unanswered(error.into());
             }
             if is_envoys {
                 error.into_response()
@@ -203,7 +202,7 @@ async fn decide_headers(
         Ok(Some(message)) => message,
         Ok(None) => return StatusCode::OK.into_response(),
         Err(header) => {
-            calls.api.metrics().missing_headers.increase();
+            calls.api.metrics.missing_headers.increase();
             calls.failed(CHECK_PATH, (Code::InvalidArgument, BAD_HEADER), &header.to_string(), &extensions);
             return (StatusCode::BAD_REQUEST, format!("{header}\n")).into_response();
         }
@@ -219,7 +218,7 @@ async fn decide_headers(
         }
         Err(error) => {
             calls.failed(CHECK_PATH, error.reason(), &error.to_string(), &extensions);
-            (check.failure(), format!("{error}\n")).into_response()
+            (check.failure, format!("{error}\n")).into_response()
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tollgate_limiter::limiter::{ActiveView, Answer, Limiter, Request, RequestBounds};
-use tollgate_telemetry::{logs, traces::Traces};
+use tollgate_telemetry::traces::Traces;
 
 pub mod admin;
 pub mod call;
@@ -35,11 +35,11 @@ pub use metrics::ApiMetrics;
 pub(crate) use metrics::METRICS;
 pub use rls::headers;
 
-use admin::Token;
+pub(crate) use denial_log::DenialLog;
+pub(crate) use v1::ResetAccess;
+
 use denial_body::DenialBodies;
-use denial_log::DenialLog;
 use recorder::Recorder;
-use v1::ResetAccess;
 
 /// Bounds of requests and format of replies.
 #[derive(Clone, Copy, Debug)]
@@ -85,15 +85,19 @@ impl ApiSettings {
 /// The services that decide requests, independent of the transport.
 #[derive(Clone, Debug)]
 pub struct Api {
-    limiter: Limiter,
-    settings: ApiSettings,
-    headers: Arc<headers::HeaderSettings>,
-    denial_bodies: Arc<DenialBodies>,
-    metrics: Arc<ApiMetrics>,
-    denials: Option<Arc<DenialLog>>,
-    recorder: Option<Arc<Recorder>>,
-    traces: Option<Traces>,
-    reset_access: Option<ResetAccess>,
+    pub(crate) limiter: Limiter,
+    pub(crate) settings: ApiSettings,
+    /// The headers of replies.
+    pub(crate) headers: Arc<headers::HeaderSettings>,
+    /// The bodies of refusals by rules that set none.
+    pub(crate) denial_bodies: Arc<DenialBodies>,
+    pub(crate) metrics: Arc<ApiMetrics>,
+    pub(crate) denials: Option<Arc<DenialLog>>,
+    pub(crate) recorder: Option<Arc<Recorder>>,
+    /// Each sampled gRPC call gets a span.
+    pub(crate) traces: Option<Traces>,
+    /// The access of operators with the admin token.
+    pub(crate) reset_access: Option<ResetAccess>,
 }
 
 impl Api {
@@ -112,44 +116,9 @@ impl Api {
         }
     }
 
-    /// Sets the response headers.
-    pub fn with_headers(self, headers: headers::HeaderSettings) -> Self {
-        Self { headers: Arc::new(headers), ..self }
-    }
-
-    /// Sets the bodies of refusals by rules that set none.
-    pub fn with_denial_bodies(self, denial_bodies: Arc<DenialBodies>) -> Self {
-        Self { denial_bodies, ..self }
-    }
-
-    /// Metrics of requests.
-    pub fn metrics(&self) -> &Arc<ApiMetrics> {
-        &self.metrics
-    }
-
     /// Counts and logs a call that is answered with an error.
     pub fn failed(&self, call: &FailedCall<'_>) {
         self.metrics.failed_calls.add(call, self.limiter.view().now());
-    }
-
-    /// Sets the logging of denials.
-    pub fn with_denials(self, denials: logs::Denials) -> Self {
-        Self { denials: DenialLog::new(denials).map(Arc::new), ..self }
-    }
-
-    /// Sets the recorder of requests.
-    pub fn with_recorder(self, recorder: Option<Arc<Recorder>>) -> Self {
-        Self { recorder, ..self }
-    }
-
-    /// Sets the traces; each sampled gRPC call gets a span.
-    pub fn with_traces(self, traces: Option<Traces>) -> Self {
-        Self { traces, ..self }
-    }
-
-    /// Sets the token that resets need.
-    pub fn with_admin_token(self, token: Option<Token>) -> Self {
-        Self { reset_access: token.map(ResetAccess::new), ..self }
     }
 
     /// Shows a request and its answer to those that watch requests.

@@ -35,27 +35,22 @@ const SHARE_TIMEOUT: Duration = Duration::from_secs(5);
 /// they do not delay other connections.
 #[derive(Clone, Debug)]
 pub struct RequestReader {
-    bounds: RequestBounds,
+    /// The bounds of a request.
+    pub(super) bounds: RequestBounds,
     budget: Arc<Semaphore>,
 }
 
 /// A request and its share of the budget, which is released when this is dropped.
 #[derive(Debug)]
 pub(super) struct ReadRequest {
-    message: Vec<u8>,
+    /// The encoded request.
+    pub(super) message: Vec<u8>,
     _share: Option<OwnedSemaphorePermit>,
 }
 
 impl From<Vec<u8>> for ReadRequest {
     fn from(message: Vec<u8>) -> Self {
         Self { message, _share: None }
-    }
-}
-
-impl ReadRequest {
-    /// The encoded request.
-    pub(super) fn message(&self) -> &[u8] {
-        &self.message
     }
 }
 
@@ -88,11 +83,6 @@ impl RequestReader {
     pub fn new(bounds: RequestBounds, budget_bytes: usize) -> Self {
         let budget_bytes = budget_bytes.clamp(BODY_BYTES_MAX, Semaphore::MAX_PERMITS);
         Self { bounds, budget: Arc::new(Semaphore::new(budget_bytes)) }
-    }
-
-    /// The bounds of a request.
-    pub(super) fn bounds(&self) -> RequestBounds {
-        self.bounds
     }
 
     /// Reads and parses a body with the request of a method.

@@ -298,7 +298,8 @@ impl Charges {
             for Entry { key, value } in entries {
                 parts.extend_from_slice(key);
                 parts.extend_from_slice(value);
-                lengths.push((length(key), length(value)));
+                // A message is smaller than 4 GiB.
+                lengths.push((key.len() as u32, value.len() as u32));
             }
             // A descriptor has at most some hundred entries.
             descriptors.push((entries.len() as u32, hits));
@@ -336,11 +337,6 @@ fn charged<'r>(request: &'r Request<'_>) -> impl Iterator<Item = (&'r [Entry<'r>
         Operation::Charge(hits) => Some((*entries, hits)),
         Operation::Peek | Operation::Refund(_) => None,
     })
-}
-
-/// A message is smaller than 4 GiB.
-fn length(part: &[u8]) -> u32 {
-    part.len() as u32
 }
 
 /// The entries, with their values or such that match the same rules.

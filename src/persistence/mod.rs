@@ -49,7 +49,7 @@ pub struct PersistenceSettings {
 }
 
 /// The counters and their snapshot file, which also contains the secret of their keys.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Persistence {
     /// The counters.
     pub memory: Arc<Memory>,
@@ -64,28 +64,7 @@ pub struct Persistence {
 }
 
 /// Returns where a snapshot takes the counters of a slot from.
-#[derive(Clone)]
-pub struct SlotSources(Arc<dyn Fn(Slot) -> SlotSource + Send + Sync>);
-
-impl SlotSources {
-    /// Sources from a function.
-    pub fn new(source: impl Fn(Slot) -> SlotSource + Send + Sync + 'static) -> Self {
-        Self(Arc::new(source))
-    }
-}
-
-impl Default for SlotSources {
-    /// The memory for all slots, without a cluster.
-    fn default() -> Self {
-        Self::new(|_| SlotSource::Memory { epoch: Epoch::default() })
-    }
-}
-
-impl std::fmt::Debug for SlotSources {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("SlotSources(..)")
-    }
-}
+type SlotSources = Arc<dyn Fn(Slot) -> SlotSource + Send + Sync>;
 
 impl Persistence {
     /// Starts with the counters of the snapshot, or none, and returns the secret of their keys. An unusable snapshot is
@@ -122,14 +101,14 @@ impl Persistence {
         (Self::with(memory, settings), read.map(|summary| summary.secret), all)
     }
 
-    /// Adds sources of slot data, which every snapshot also contains.
-    pub fn with_sources(self, sources: SlotSources) -> Self {
-        Self { sources, ..self }
+    /// Sets where snapshots take the counters of each slot from.
+    pub fn with_sources(self, source: impl Fn(Slot) -> SlotSource + Send + Sync + 'static) -> Self {
+        Self { sources: Arc::new(source), ..self }
     }
 
     fn with(memory: Memory, settings: PersistenceSettings) -> Self {
         let memory = Arc::new(memory);
-        let sources = SlotSources::default();
+        let sources = Arc::new(|_| SlotSource::Memory { epoch: Epoch::default() });
         let (restored, writing, urgent) = Default::default();
         Self { memory, settings, sources, restored, writing, urgent }
     }
@@ -225,7 +204,7 @@ impl Persistence {
             if is_urgent {
                 persistence.urgent.fetch_sub(1, Relaxed);
             }
-            let sources = &*persistence.sources.0;
+            let sources = &*persistence.sources;
             let now = clock.now();
             let is_superseded = || !is_urgent && persistence.urgent.load(Relaxed) > 0;
             // First, so that the counters have what is granted by these.

@@ -107,11 +107,11 @@ impl ListenerAcceptor<Listener> {
             if let Some(permit) = &available {
                 // A tenth of the permits must be free before the listener counts as not full, so that the log stays
                 // short.
-                is_full &= permit.number() > limits.connections - limits.connections / 10;
+                is_full &= permit.number > limits.connections - limits.connections / 10;
             } else {
                 if !is_full {
                     let max_connections = limits.connections;
-                    let closing = context.terms.when_full.closing();
+                    let closing = if context.terms.idle.is_some() { "longest idle" } else { "new" };
                     warn!(listener = name, max_connections, closing, "listener is full, closing connections");
                 }
                 is_full = true;
@@ -121,7 +121,7 @@ impl ListenerAcceptor<Listener> {
                 None => context.replace_longest_idle(&mut open).await,
             };
             if let Some(permit) = permit {
-                let connection = context.terms.when_full.open();
+                let connection = context.terms.idle.as_ref().map(|connections| connections.track());
                 let task = context.clone().handle(socket, permit, connection, phases.clone());
                 workers.spawn(&mut open, task);
             } else {
@@ -143,7 +143,9 @@ pub(super) struct ListenerTerms {
     pub(super) limits: Limits,
     pub(super) budgets: Budgets,
     pub(super) stats: Arc<ListenerStats>,
-    pub(super) when_full: WhenFull,
+    /// Tells the connection that has been idle longest, which is closed for a new one if the maximum number is open: a
+    /// probe cannot use another replica. `None`: the new one is closed, whose client can.
+    pub(super) idle: Option<Arc<ConnectionTracker>>,
 }
 
 /// What all connections of a listener share.
@@ -155,8 +157,7 @@ struct ConnectionContext {
 impl ConnectionContext {
     /// Closes the connection that has been idle longest and takes its permit. `None` if no connection is idle.
     async fn replace_longest_idle(&self, open: &mut JoinSet<()>) -> Option<ConnectionPermit> {
-        let WhenFull::CloseIdle(connections) = &self.terms.when_full else { return None };
-        if !connections.close_longest_idle() {
+        if !self.terms.idle.as_ref()?.close_longest_idle() {
             return None;
         }
         self.terms.stats.closed_idle.increase();
@@ -268,13 +269,13 @@ impl ConnectionContext {
     {
         let io_handle = IoHandle::default();
         let Some(http1) = &self.terms.protocols.http1 else {
-            let http2 = self.terms.protocols.http2;
+            let protocols = &self.terms.protocols;
             let connection = GrpcConnection::new(
-                &http2.grpc_builder(),
+                &protocols.grpc_builder(),
                 io,
                 io_handle.clone(),
                 service,
-                http2.keepalive,
+                protocols.keepalive,
                 &self.terms.budgets,
             );
             let connection = Box::pin(connection);
@@ -293,9 +294,8 @@ impl ConnectionContext {
                 self.drive(connection, |c| c.graceful_shutdown(), &io_handle, phases).await;
             }
             Alpn::Http2 => {
-                let connection = Box::pin(
-                    self.terms.protocols.http2.http_builder().serve_connection(io, service_fn(handler)),
-                );
+                let connection =
+                    Box::pin(self.terms.protocols.http2_builder().serve_connection(io, service_fn(handler)));
                 self.drive(connection, |c| c.graceful_shutdown(), &io_handle, phases).await;
             }
         }
@@ -423,49 +423,24 @@ impl Limits {
     }
 }
 
-/// What makes room for a new connection when the maximum number of connections is open.
-#[derive(Clone, Debug)]
-pub(super) enum WhenFull {
-    /// Close the new connection: its client can use another replica.
-    CloseNew,
-    /// Close the connection that has been idle longest: a probe cannot use another replica.
-    CloseIdle(Arc<ConnectionTracker>),
-}
-
-impl WhenFull {
-    /// Names the connections that are closed, for the log.
-    fn closing(&self) -> &'static str {
-        match self {
-            Self::CloseNew => "new",
-            Self::CloseIdle(_) => "longest idle",
-        }
-    }
-
-    /// Registers a new connection if idle connections may be closed.
-    fn open(&self) -> Option<Arc<Activity>> {
-        match self {
-            Self::CloseNew => None,
-            Self::CloseIdle(connections) => Some(connections.track()),
-        }
-    }
-}
-
 /// The protocols of a listener.
 #[derive(Clone, Debug)]
 pub(super) struct Protocols {
     // Used unless ALPN selects HTTP/2. `None`: the listener speaks HTTP/2 only.
     http1: Option<http1::Builder>,
-    http2: Http2,
+    // Those of HTTP/2.
+    max_concurrent_streams: u32,
+    keepalive: Keepalive,
 }
 
 impl Protocols {
     /// HTTP/2 only.
     pub(super) fn grpc(settings: &settings::Grpc) -> Self {
-        let http2 = Http2 {
+        Self {
+            http1: None,
             max_concurrent_streams: settings.max_concurrent_streams,
             keepalive: keepalive(settings.keepalive_interval, settings.keepalive_timeout),
-        };
-        Self { http1: None, http2 }
+        }
     }
 
     /// HTTP/1.1, or HTTP/2 if ALPN selects it.
@@ -477,11 +452,11 @@ impl Protocols {
             .max_header_size(HEADER_BYTES_MAX as usize)
             // This also bounds how much of a body is read ahead.
             .max_buf_size(HEADER_BYTES_MAX as usize);
-        let http2 = Http2 {
+        Self {
+            http1: Some(http1),
             max_concurrent_streams: HTTP_STREAMS_MAX,
             keepalive: keepalive(settings.header_timeout, HTTP_KEEPALIVE_TIMEOUT),
-        };
-        Self { http1: Some(http1), http2 }
+        }
     }
 
     /// ALPN protocol names, in order of preference.
@@ -491,20 +466,7 @@ impl Protocols {
             Some(_) => &[b"h2", b"http/1.1"],
         }
     }
-}
 
-/// HTTP/2 settings.
-#[derive(Clone, Copy, Debug)]
-struct Http2 {
-    max_concurrent_streams: u32,
-    keepalive: Keepalive,
-}
-
-fn keepalive(interval: Duration, timeout: Duration) -> Keepalive {
-    Keepalive { interval: interval.max(KEEPALIVE_MIN), timeout }
-}
-
-impl Http2 {
     /// HTTP/2 for gRPC connections.
     fn grpc_builder(&self) -> h2::server::Builder {
         let mut http2 = h2::server::Builder::new();
@@ -526,7 +488,7 @@ impl Http2 {
     }
 
     /// HTTP/2 for connections of the HTTP listeners.
-    fn http_builder(&self) -> http2::Builder<TokioExecutor> {
+    fn http2_builder(&self) -> http2::Builder<TokioExecutor> {
         let mut http2 = http2::Builder::new(TokioExecutor::new());
         http2
             .timer(TokioTimer::new())
@@ -540,6 +502,10 @@ impl Http2 {
             .max_local_error_reset_streams(RESETS_FOR_ERRORS_MAX);
         http2
     }
+}
+
+fn keepalive(interval: Duration, timeout: Duration) -> Keepalive {
+    Keepalive { interval: interval.max(KEEPALIVE_MIN), timeout }
 }
 
 #[cfg(any(test, fuzzing))]

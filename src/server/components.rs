@@ -21,7 +21,7 @@ use tracing::warn;
 
 use crate::{
     api::{
-        Api, Hosts,
+        Api, DenialLog, Hosts, ResetAccess,
         admin::{self, AdminState},
         denial_body::DenialBodies,
         http,
@@ -111,13 +111,15 @@ impl Components {
         });
         let denial_bodies = Arc::new(DenialBodies::new(&settings.denial));
         let recorder = settings.admin.record.map(|values| Arc::new(Recorder::new(values)));
-        let api = Api::new(limiter.clone(), settings.api)
-            .with_headers(settings.headers.clone())
-            .with_denial_bodies(denial_bodies.clone())
-            .with_denials(settings.log.denials)
-            .with_recorder(recorder.clone())
-            .with_traces(server.traces.clone())
-            .with_admin_token(settings.admin.token_file.clone().map(admin::Token::new));
+        let api = Api {
+            headers: Arc::new(settings.headers.clone()),
+            denial_bodies: denial_bodies.clone(),
+            denials: DenialLog::new(settings.log.denials).map(Arc::new),
+            recorder: recorder.clone(),
+            traces: server.traces.clone(),
+            reset_access: settings.admin.token_file.clone().map(admin::Token::new).map(ResetAccess::new),
+            ..Api::new(limiter.clone(), settings.api)
+        };
         let rule_source = settings.rules.source.stats();
         let store_settings = settings.shared_store.as_ref();
         let probe = lifecycle::Probe {
@@ -132,7 +134,7 @@ impl Components {
             active_rules: active_rules.clone(),
             memory: persistence.memory.clone(),
             limiter: limiter.metrics().clone(),
-            api: api.metrics().clone(),
+            api: api.metrics.clone(),
             listeners: server.stats.clone(),
             budgets: server.grpc.terms.budgets.clone(),
             logs: server.logs.clone(),
@@ -157,7 +159,7 @@ impl Components {
             settings: settings.given.clone().into(),
             logs: server.logs.clone(),
             recorder,
-            requests: api.metrics().clone(),
+            requests: api.metrics.clone(),
             metrics: Arc::new(metrics.clone()),
             history: Arc::default(),
             certificates: Arc::new(server.stats.clone()),

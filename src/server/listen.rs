@@ -13,6 +13,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_util::either::Either;
+use tollgate_net::private_file;
 
 use crate::settings::ListenAddress;
 
@@ -83,9 +84,7 @@ impl BoundListener {
                 vacant(path).await?;
                 // The socket is created under a temporary name and renamed once its mode is set, so that it is never
                 // accessible with another mode.
-                let mut temporary = path.as_os_str().to_owned();
-                temporary.push(".new");
-                let temporary = PathBuf::from(temporary);
+                let temporary = private_file::with_suffix(path, "new");
                 remove_socket(&temporary)?;
                 let socket = UnixSocket::new_stream()?;
                 socket.bind(&temporary)?;

@@ -10,14 +10,13 @@ use std::{
 use h2::RecvStream;
 use hyper::body::Bytes;
 use tokio::time::sleep;
+use tollgate_wire::protobuf::FRAME_PREFIX_BYTES;
 use tonic::Status;
 
 use crate::server::{MESSAGE_BYTES_MAX, request_bytes::Share};
 
 /// Time for the body of a request to arrive.
 pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
-/// Length of the gRPC message prefix: a flag and the message length.
-pub(super) const PREFIX_BYTES: usize = 5;
 
 /// Why a body has no valid message.
 #[derive(Debug, thiserror::Error)]
@@ -127,7 +126,7 @@ pub(super) fn first_message(framed: &[u8]) -> Result<Option<usize>, MessageError
 /// The length of the first message with its prefix; `None` if its prefix is not complete.
 #[inline]
 fn message_length(framed: &[u8]) -> Result<Option<usize>, MessageError> {
-    let Some([flag, length @ ..]) = framed.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
+    let Some([flag, length @ ..]) = framed.first_chunk::<FRAME_PREFIX_BYTES>() else { return Ok(None) };
     let length = usize::try_from(u32::from_be_bytes(*length)).unwrap_or(usize::MAX);
     if length > MESSAGE_BYTES_MAX {
         return Err(MessageError::TooLarge);
@@ -136,12 +135,12 @@ fn message_length(framed: &[u8]) -> Result<Option<usize>, MessageError> {
     if *flag != 0 {
         return Err(MessageError::Compressed);
     }
-    Ok(Some(PREFIX_BYTES + length))
+    Ok(Some(FRAME_PREFIX_BYTES + length))
 }
 
 /// The bytes that the first message lacks, as far as they are known: those of its prefix first. 0: it is complete.
 pub(super) fn missing_bytes(framed: &[u8]) -> Result<usize, MessageError> {
-    let length = message_length(framed)?.unwrap_or(PREFIX_BYTES);
+    let length = message_length(framed)?.unwrap_or(FRAME_PREFIX_BYTES);
     Ok(length.saturating_sub(framed.len()))
 }
 
@@ -152,6 +151,6 @@ pub(super) fn unframe(framed: &[u8]) -> Result<&[u8], MessageError> {
         None if framed.is_empty() => Err(MessageError::Missing),
         None => Err(MessageError::Truncated),
         Some(length) if length < framed.len() => Err(MessageError::Multiple),
-        Some(_) => Ok(&framed[PREFIX_BYTES..]),
+        Some(_) => Ok(&framed[FRAME_PREFIX_BYTES..]),
     }
 }

@@ -7,9 +7,10 @@ use std::{
 
 use h2::RecvStream;
 use hyper::body::{Buf as _, Bytes};
+use tollgate_wire::protobuf::FRAME_PREFIX_BYTES;
 
 use crate::server::{
-    message::{MessageError, PREFIX_BYTES, first_message, missing_bytes, poll_part},
+    message::{MessageError, first_message, missing_bytes, poll_part},
     request_bytes::{ConnectionBytes, Share, WaitingCallBytes},
 };
 
@@ -82,7 +83,7 @@ impl MessageQueue {
                 let PartialMessage { framed, share } = partial;
                 let (withheld, held) = share.complete();
                 self.release_window(withheld);
-                let bytes = Bytes::from(framed).split_off(PREFIX_BYTES);
+                let bytes = Bytes::from(framed).split_off(FRAME_PREFIX_BYTES);
                 return Ok(Some(CompleteMessage { bytes, held: Some(held) }));
             }
         }
@@ -96,7 +97,7 @@ impl MessageQueue {
             return Ok(None);
         }
         if let Some(length) = first_message(&self.received)? {
-            let bytes = self.received.slice(PREFIX_BYTES..length);
+            let bytes = self.received.slice(FRAME_PREFIX_BYTES..length);
             self.advance(length);
             self.release_window(length);
             return Ok(Some(CompleteMessage { bytes, held: None }));

@@ -54,7 +54,7 @@ pub use workers::WorkerPool;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use acceptor::fuzz;
-use acceptor::{ListenerAcceptor, ListenerTerms, Protocols, WhenFull};
+use acceptor::{ListenerAcceptor, ListenerTerms, Protocols};
 use components::Components;
 use listen::{BoundListener, Listener};
 use reply_bytes::ReplyBytes;
@@ -206,7 +206,7 @@ impl Server {
             limits: acceptor::Limits::http(max, settings.http.header_timeout),
             budgets: budgets.clone(),
             stats: Arc::clone(stats),
-            when_full: WhenFull::CloseIdle(Arc::default()),
+            idle: Some(Arc::default()),
         };
         let grpc = ListenerTerms {
             name: "grpc",
@@ -215,7 +215,7 @@ impl Server {
             limits: acceptor::Limits::grpc(&settings.grpc),
             budgets: budgets.clone(),
             stats: stats.grpc.clone(),
-            when_full: WhenFull::CloseNew,
+            idle: None,
         };
         let http = with_http("http", settings.http.max_connections, http_tls, &stats.http);
         let admin = with_http("admin", settings.admin.max_connections, None, &stats.admin);

@@ -8,7 +8,7 @@ use tollgate_rules::ActiveRules;
 use tracing::{info, warn};
 
 use crate::{
-    persistence::{Persistence, PersistenceSettings, SlotSources},
+    persistence::{Persistence, PersistenceSettings},
     server::{ServiceError, Tasks},
 };
 
@@ -38,7 +38,7 @@ pub(super) async fn start(
     let (cluster, listening) = Cluster::bind(settings, memory, stored, rules, clock.clone()).await?;
     info!(listener = "cluster", address = %listening.address(), member = %cluster.local_id(), "listening");
     let slots = cluster.clone();
-    let persistence = persistence.with_sources(SlotSources::new(move |slot| slots.snapshot_source(slot)));
+    let persistence = persistence.with_sources(move |slot| slots.snapshot_source(slot));
     let linked = cluster.clone();
     tasks.links.spawn(async move { linked.run(listening).await });
     Ok((persistence, Some(cluster)))

@@ -41,12 +41,12 @@ pub(super) struct Services {
     router: Router,
     // The rate limit service, which bypasses the router.
     api: Option<Api>,
-    // The rate limit quota service, if it is enabled.
-    quotas: Option<Arc<QuotaService>>,
-    // Address of the client.
-    peer: Option<SocketAddr>,
-    // Where the calls of the connection come from.
-    origin: CallerOrigin,
+    /// The rate limit quota service, if it is enabled.
+    pub(super) quotas: Option<Arc<QuotaService>>,
+    /// The address of the client.
+    pub(super) peer: Option<SocketAddr>,
+    /// Where the calls of the connection come from.
+    pub(super) origin: CallerOrigin,
     // Activity of the connection, if the listener closes idle connections.
     activity: Option<Arc<Activity>>,
     callers: CallerRegistry,
@@ -87,16 +87,12 @@ impl Services {
         client: Option<CertifiedClient>,
         activity: Option<Arc<Activity>>,
     ) -> Arc<Self> {
-        let router = self.router.clone();
-        let api = self.api.clone();
-        let callers = self.callers.clone();
-        let quotas = self.quotas.clone();
         let network = || CallerOrigin::network(peer.map(|peer| peer.ip()));
         let access = client.as_ref().map(|client| client.access).unwrap_or_default();
         let origin = client.and_then(|client| client.name).map_or_else(network, CallerOrigin::Name);
         // One per connection: connections on different cores must not share a reference count.
         let caller = self.callers.connected(origin.clone(), access);
-        Arc::new(Self { router, api, quotas, peer, origin, activity, callers, caller })
+        Arc::new(Self { peer, origin, activity, caller, ..self.clone() })
     }
 
     /// Starts a batch of calls that are read together.
@@ -117,21 +113,6 @@ impl Services {
             let peer = self.peer;
             api.failed(&FailedCall { path, code, reason, message, peer });
         }
-    }
-
-    /// The rate limit quota service, if it is enabled.
-    pub(super) fn quotas(&self) -> Option<&Arc<QuotaService>> {
-        self.quotas.as_ref()
-    }
-
-    /// Where the calls of the connection come from.
-    pub(super) fn origin(&self) -> &CallerOrigin {
-        &self.origin
-    }
-
-    /// The address of the client.
-    pub(super) fn peer(&self) -> Option<SocketAddr> {
-        self.peer
     }
 
     /// Whether the streams of a request may stay open.

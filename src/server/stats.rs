@@ -107,14 +107,8 @@ impl ListenerStats {
 #[derive(Debug)]
 pub(super) struct ConnectionPermit {
     stats: Arc<ListenerStats>,
-    number: u64,
-}
-
-impl ConnectionPermit {
     /// Number of open connections when this one was added, itself included.
-    pub(super) fn number(&self) -> u64 {
-        self.number
-    }
+    pub(super) number: u64,
 }
 
 impl Drop for ConnectionPermit {

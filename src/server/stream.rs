@@ -326,10 +326,8 @@ impl<R: Replier> MessageStream<R> {
     fn receive(&mut self, message: CompleteMessage) {
         let rest = |deadline: &Pin<Box<Sleep>>| deadline.deadline().saturating_duration_since(Instant::now());
         let rest = self.deadline.as_ref().map(rest);
-        match self.replier.receive(message, rest) {
-            Ok(Some(reply)) => self.push(reply),
-            Ok(None) => {}
-            Err(error) => self.end = Some(Err(error)),
+        if let Some(reply) = self.replier.receive(message, rest).transpose() {
+            self.push_or_end(reply);
         }
     }
 

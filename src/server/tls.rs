@@ -1,6 +1,6 @@
 //! TLS certificates of listeners, and verification of client certificates.
 
-use std::{fmt, path::Path, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{path::Path, sync::Arc, sync::atomic::Ordering::Relaxed, time::Duration};
 
 use arc_swap::ArcSwap;
 use rustls::{
@@ -55,7 +55,7 @@ pub(super) struct CertifiedClient {
     pub(super) access: CallerAccess,
 }
 
-/// Contents of the files.
+/// Contents of the files. Not `Debug`, which keeps the private key out of logs.
 #[derive(Hash)]
 pub(super) struct CertificateFiles {
     cert: Vec<u8>,
@@ -288,12 +288,5 @@ impl ClientCertVerifier for SanVerifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.verifier.supported_verify_schemes()
-    }
-}
-
-// Keeps the private key out of logs.
-impl fmt::Debug for CertificateFiles {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CertificateFiles").finish_non_exhaustive()
     }
 }

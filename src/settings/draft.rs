@@ -73,33 +73,17 @@ impl SettingsDraft {
         let mut conflicts = Conflicts(unused.collect());
         let rules = self.rule_source(&mut conflicts);
         let limits = self.limit_settings(&mut conflicts);
-        let shared_store = (self.store.kind == StoreKind::Redis)
-            .then(|| self.redis_settings("store.kind redis", &mut conflicts));
-        let Self {
-            grpc,
-            http,
-            admin,
-            metrics,
-            limiter,
-            memory,
-            api,
-            rlqs,
-            check,
-            headers,
-            denial,
-            drain,
-            log,
-            ..
-        } = self;
         let is_redis = self.store.kind == StoreKind::Redis;
+        let shared_store = is_redis.then(|| self.redis_settings("store.kind redis", &mut conflicts));
         let poll_interval = self.certificates.poll_interval;
         let memory_limit = self.store.memory_limit;
+        let limits_san = &self.admin.limits_san;
         let Counters { on_full, snapshot, snapshot_every } = self.counters;
         let settings = Settings {
             rules,
             tls: TlsSettings {
-                grpc: self.grpc_tls.read("grpc.tls_", &admin.limits_san, &mut conflicts),
-                http: self.http_tls.read("http.tls_", &admin.limits_san, &mut conflicts),
+                grpc: self.grpc_tls.read("grpc.tls_", limits_san, &mut conflicts),
+                http: self.http_tls.read("http.tls_", limits_san, &mut conflicts),
                 poll_interval,
             },
             limits,
@@ -114,19 +98,19 @@ impl SettingsDraft {
             backend: None,
             without_effect: Vec::new(),
             given,
-            grpc,
-            http,
-            admin,
-            metrics,
-            limiter,
-            memory,
-            api,
-            rlqs,
-            check,
-            headers,
-            denial,
-            drain,
-            log,
+            grpc: self.grpc,
+            http: self.http,
+            admin: self.admin,
+            metrics: self.metrics,
+            limiter: self.limiter,
+            memory: self.memory,
+            api: self.api,
+            rlqs: self.rlqs,
+            check: self.check,
+            headers: self.headers,
+            denial: self.denial,
+            drain: self.drain,
+            log: self.log,
         };
         settings.check(redis, &mut conflicts);
         if conflicts.0.is_empty() { Ok(settings) } else { Err(conflicts.0) }
@@ -253,15 +237,11 @@ impl SettingsDraft {
 
 /// The kind of store that is Redis, with the variable of another server that says so.
 fn redis_kind(given: &[EffectiveSetting]) -> &'static str {
-    let kind = given.iter().find(|setting| setting.name == "store.kind");
-    match kind.map(|kind| kind.from) {
-        Some(SettingOrigin::Reference) => {
-            "store.kind redis, which REDIS_URL stands for unless TOLLGATE_STORE__KIND is memory"
-        }
-        Some(
-            SettingOrigin::Default | SettingOrigin::File | SettingOrigin::Environment | SettingOrigin::Flag,
-        )
-        | None => "store.kind redis",
+    let is_kind = |setting: &EffectiveSetting| setting.name == "store.kind";
+    if given.iter().any(|setting| is_kind(setting) && setting.from == SettingOrigin::Reference) {
+        "store.kind redis, which REDIS_URL stands for unless TOLLGATE_STORE__KIND is memory"
+    } else {
+        "store.kind redis"
     }
 }
 

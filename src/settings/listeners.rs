@@ -84,14 +84,13 @@ impl TryFrom<String> for CertificateName {
         if let Ok(address) = text.parse() {
             return Ok(Self::Ip(address));
         }
-        if text.contains(':') {
-            let (scheme, rest) = text.split_once(':').unwrap_or_default();
-            let is_uri = !scheme.is_empty() && !rest.is_empty();
-            return if is_uri { Ok(Self::Uri(text.to_owned())) } else { Err("not a URI") };
-        }
         let is_host = |character: char| character.is_ascii_alphanumeric() || "-._".contains(character);
-        let good = !text.is_empty() && text.chars().all(is_host);
-        if good { Ok(Self::Dns(text.to_ascii_lowercase())) } else { Err("not a host name") }
+        match text.split_once(':') {
+            Some((scheme, rest)) if !scheme.is_empty() && !rest.is_empty() => Ok(Self::Uri(text)),
+            Some(_) => Err("not a URI"),
+            None if !text.is_empty() && text.chars().all(is_host) => Ok(Self::Dns(text.to_ascii_lowercase())),
+            None => Err("not a host name"),
+        }
     }
 }
 

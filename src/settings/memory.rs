@@ -1,7 +1,7 @@
 //! The memory available to the process, and the share of it that each bound gets by default.
 
 use std::{
-    fs, io,
+    fs,
     ops::RangeInclusive,
     path::{Path, PathBuf},
 };
@@ -126,16 +126,13 @@ fn group_limit(root: &Path) -> Option<u64> {
             _ => return None,
         };
         let group: PathBuf = path.trim_start_matches('/').into();
-        let limit = |group: &Path| read_number(&root.join(mount).join(group).join(file)).ok().flatten();
+        // No number for `max`.
+        let read = |group: &Path| fs::read_to_string(root.join(mount).join(group).join(file)).ok();
+        let limit = |group: &Path| read(group)?.trim().parse::<u64>().ok();
         // In a container the path may be that of the host; then only the group at the mount point exists.
         group.ancestors().filter_map(limit).min()
     });
     limits.min()
-}
-
-/// Reads a number from a file; `None` for `max`.
-fn read_number(path: &Path) -> io::Result<Option<u64>> {
-    Ok(fs::read_to_string(path)?.trim().parse().ok())
 }
 
 /// A value in the text of `/proc/meminfo`, in bytes.

@@ -2,12 +2,15 @@
 
 use std::net::SocketAddr;
 
+use tollgate_counter::named;
 use tollgate_shared_store::Passwords;
 
 use crate::settings::{
     catalog::{REDIS_CONNECTIONS_MAX, REDIS_TIMEOUT_MAX, REDIS_TIMEOUT_MIN},
     value_type::{StoreKind, duration},
 };
+
+use self::VariableSyntax::{Converted, Joined, Nothing, Redis, Same, With};
 
 /// What an operator can do if the store of the variables cannot be used.
 const WAYS_OUT: &str = "name a server of Redis in REDIS_URL as HOST:PORT, or set TOLLGATE_CLUSTER__LISTEN for counters in the memory of a cluster, or TOLLGATE_STORE__KIND=memory for those of one replica";
@@ -45,126 +48,99 @@ const ONE_STORE: &str = "all counters are in one store";
 
 /// Every variable of the reference.
 const VARIABLES: &[(&str, VariableSyntax)] = &[
-    ("HOST", VariableSyntax::Joined),
-    ("PORT", VariableSyntax::Joined),
-    ("GRPC_HOST", VariableSyntax::Joined),
-    ("GRPC_PORT", VariableSyntax::Joined),
-    ("GRPC_UDS", VariableSyntax::Joined),
-    (
-        "DEBUG_HOST",
-        VariableSyntax::Nothing("the admin listener is on the loopback; admin.listen changes that"),
-    ),
-    ("DEBUG_PORT", VariableSyntax::Converted("admin.listen", |port| Some(format!("127.0.0.1:{port}")))),
-    ("GRPC_MAX_CONNECTION_AGE", VariableSyntax::Same("grpc.max_connection_age")),
-    ("GRPC_MAX_CONNECTION_AGE_GRACE", VariableSyntax::Same("grpc.max_connection_age_grace")),
-    (GRPC_TLS, VariableSyntax::Joined),
-    ("GRPC_SERVER_TLS_CERT", VariableSyntax::With(GRPC_TLS, "grpc.tls_cert")),
-    ("GRPC_SERVER_TLS_KEY", VariableSyntax::With(GRPC_TLS, "grpc.tls_key")),
-    ("GRPC_CLIENT_TLS_CACERT", VariableSyntax::With(GRPC_TLS, "grpc.tls_client_ca")),
-    ("GRPC_CLIENT_TLS_SAN", VariableSyntax::With(GRPC_TLS, "grpc.tls_client_san")),
-    ("LOG_LEVEL", VariableSyntax::Converted("log.level", log_level)),
-    ("LOG_FORMAT", VariableSyntax::Same("log.format")),
-    ("CONFIG_TYPE", VariableSyntax::Joined),
+    ("HOST", Joined),
+    ("PORT", Joined),
+    ("GRPC_HOST", Joined),
+    ("GRPC_PORT", Joined),
+    ("GRPC_UDS", Joined),
+    ("DEBUG_HOST", Nothing("the admin listener is on the loopback; admin.listen changes that")),
+    ("DEBUG_PORT", Converted("admin.listen", |port| Some(format!("127.0.0.1:{port}")))),
+    ("GRPC_MAX_CONNECTION_AGE", Same("grpc.max_connection_age")),
+    ("GRPC_MAX_CONNECTION_AGE_GRACE", Same("grpc.max_connection_age_grace")),
+    (GRPC_TLS, Joined),
+    ("GRPC_SERVER_TLS_CERT", With(GRPC_TLS, "grpc.tls_cert")),
+    ("GRPC_SERVER_TLS_KEY", With(GRPC_TLS, "grpc.tls_key")),
+    ("GRPC_CLIENT_TLS_CACERT", With(GRPC_TLS, "grpc.tls_client_ca")),
+    ("GRPC_CLIENT_TLS_SAN", With(GRPC_TLS, "grpc.tls_client_san")),
+    ("LOG_LEVEL", Converted("log.level", log_level)),
+    ("LOG_FORMAT", Same("log.format")),
+    ("CONFIG_TYPE", Joined),
     (
         "FORCE_START_WITHOUT_INITIAL_CONFIG",
-        VariableSyntax::Converted("rules.required", |text| switch(text).map(|on| (!on).to_string())),
+        Converted("rules.required", |text| switch(text).map(|on| (!on).to_string())),
     ),
-    ("MERGE_DOMAIN_CONFIG", VariableSyntax::Nothing("rules of one domain are always merged")),
-    ("RUNTIME_ROOT", VariableSyntax::Joined),
-    ("RUNTIME_SUBDIRECTORY", VariableSyntax::Joined),
-    ("RUNTIME_APPDIRECTORY", VariableSyntax::Joined),
-    ("RUNTIME_IGNOREDOTFILES", VariableSyntax::Nothing(FILES_WATCHED)),
-    ("RUNTIME_WATCH_ROOT", VariableSyntax::Nothing(FILES_WATCHED)),
-    ("CONFIG_GRPC_XDS_NODE_ID", VariableSyntax::Same("rules.xds.node_id")),
-    ("CONFIG_GRPC_XDS_NODE_METADATA", VariableSyntax::Same("rules.xds.node_metadata")),
-    ("CONFIG_GRPC_XDS_SERVER_URL", VariableSyntax::Joined),
-    (
-        "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
-        VariableSyntax::Nothing("it has no effect there either"),
-    ),
+    ("MERGE_DOMAIN_CONFIG", Nothing("rules of one domain are always merged")),
+    ("RUNTIME_ROOT", Joined),
+    ("RUNTIME_SUBDIRECTORY", Joined),
+    ("RUNTIME_APPDIRECTORY", Joined),
+    ("RUNTIME_IGNOREDOTFILES", Nothing(FILES_WATCHED)),
+    ("RUNTIME_WATCH_ROOT", Nothing(FILES_WATCHED)),
+    ("CONFIG_GRPC_XDS_NODE_ID", Same("rules.xds.node_id")),
+    ("CONFIG_GRPC_XDS_NODE_METADATA", Same("rules.xds.node_metadata")),
+    ("CONFIG_GRPC_XDS_SERVER_URL", Joined),
+    ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", Nothing("it has no effect there either")),
     (
         "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
-        VariableSyntax::Converted("rules.xds.headers", |text| Some(text.replace(':', "="))),
+        Converted("rules.xds.headers", |text| Some(text.replace(':', "="))),
     ),
-    (XDS_TLS, VariableSyntax::Joined),
-    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", VariableSyntax::With(XDS_TLS, "rules.xds.cert")),
-    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", VariableSyntax::With(XDS_TLS, "rules.xds.key")),
-    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", VariableSyntax::With(XDS_TLS, "rules.xds.ca")),
-    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", VariableSyntax::With(XDS_TLS, "rules.xds.server_name")),
-    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", VariableSyntax::Same("rules.xds.retry_min")),
-    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", VariableSyntax::Same("rules.xds.retry_max")),
-    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", VariableSyntax::Nothing("delays double")),
-    ("XDS_CLIENT_BACKOFF_JITTER", VariableSyntax::Nothing("delays always have jitter")),
-    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", VariableSyntax::Joined),
-    ("USE_PROMETHEUS", VariableSyntax::Nothing("metrics are always served")),
-    ("PROMETHEUS_ADDR", VariableSyntax::Converted("metrics.listen", address)),
-    ("PROMETHEUS_PATH", VariableSyntax::Nothing("the path is /metrics")),
-    (
-        "PROMETHEUS_MAPPER_YAML",
-        VariableSyntax::Nothing("names and labels are those of the reference's own mapping"),
-    ),
-    ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", VariableSyntax::Nothing("times are in seconds")),
-    ("USE_STATSD", VariableSyntax::Nothing(NO_STATSD)),
-    ("STATSD_HOST", VariableSyntax::Nothing(NO_STATSD)),
-    ("STATSD_PORT", VariableSyntax::Nothing(NO_STATSD)),
-    ("STATSD_PROTOCOL", VariableSyntax::Nothing(NO_STATSD)),
-    ("STATS_FLUSH_INTERVAL", VariableSyntax::Nothing(NO_STATSD)),
-    ("USE_DOG_STATSD", VariableSyntax::Nothing(NO_STATSD)),
-    ("USE_DOG_STATSD_MOGRIFIERS", VariableSyntax::Nothing(NO_STATSD)),
-    ("EXTRA_TAGS", VariableSyntax::Nothing("labels are added by Prometheus")),
-    ("DISABLE_STATS", VariableSyntax::Nothing("metrics are always counted")),
-    ("BACKEND_TYPE", VariableSyntax::Joined),
-    ("EXPIRATION_JITTER_MAX_SECONDS", VariableSyntax::Nothing("counters expire when they are idle")),
-    ("LOCAL_CACHE_SIZE_IN_BYTES", VariableSyntax::Nothing("store.memory_limit bounds counters")),
-    ("NEAR_LIMIT_RATIO", VariableSyntax::Nothing("it is always 0.8")),
-    ("CACHE_KEY_PREFIX", VariableSyntax::Redis(&VariableSyntax::Same("store.redis.prefix"))),
-    (
-        "STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT",
-        VariableSyntax::Nothing("on_denied: charge_none of a domain does this"),
-    ),
-    ("LIMIT_RESPONSE_HEADERS_ENABLED", VariableSyntax::Converted("headers.ratelimit", boolean)),
-    ("LIMIT_LIMIT_HEADER", VariableSyntax::Same("headers.limit_name")),
-    ("LIMIT_REMAINING_HEADER", VariableSyntax::Same("headers.remaining_name")),
-    ("LIMIT_RESET_HEADER", VariableSyntax::Same("headers.reset_name")),
-    ("SHADOW_MODE", VariableSyntax::Converted("limiter.shadow_mode", boolean)),
-    ("QUOTA_MODE", VariableSyntax::Converted("limiter.quota_mode", boolean)),
-    ("RESPONSE_DYNAMIC_METADATA", VariableSyntax::Converted("api.dynamic_metadata", boolean)),
-    (
-        "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
-        VariableSyntax::Nothing("FORCE_START_WITHOUT_INITIAL_CONFIG decides"),
-    ),
-    ("REDIS_PERSECOND", VariableSyntax::Redis(&VariableSyntax::Nothing(ONE_STORE))),
-    ("REDIS_SOCKET_TYPE", VariableSyntax::Joined),
-    ("REDIS_TYPE", VariableSyntax::Joined),
-    ("REDIS_URL", VariableSyntax::Joined),
-    ("REDIS_TLS", VariableSyntax::Joined),
-    (
-        "REDIS_POOL_SIZE",
-        VariableSyntax::Redis(&VariableSyntax::Converted("store.redis.connections", redis_connections)),
-    ),
-    ("REDIS_AUTH", VariableSyntax::Redis(&VariableSyntax::Login(Login::Servers))),
-    ("REDIS_SENTINEL_AUTH", VariableSyntax::Redis(&VariableSyntax::Login(Login::Sentinels))),
-    ("REDIS_TLS_CACERT", VariableSyntax::Redis(&VariableSyntax::With("REDIS_TLS", "store.redis.ca"))),
-    ("REDIS_TLS_CLIENT_CERT", VariableSyntax::Redis(&VariableSyntax::With("REDIS_TLS", "store.redis.cert"))),
-    ("REDIS_TLS_CLIENT_KEY", VariableSyntax::Redis(&VariableSyntax::With("REDIS_TLS", "store.redis.key"))),
-    (
-        "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
-        VariableSyntax::Redis(&VariableSyntax::Nothing("names are always verified")),
-    ),
-    (
-        "REDIS_TIMEOUT",
-        VariableSyntax::Redis(&VariableSyntax::Converted("store.redis.timeout", redis_timeout)),
-    ),
-    (
-        "REDIS_HEALTH_CHECK_ACTIVE_CONNECTION",
-        VariableSyntax::Redis(&VariableSyntax::Converted("store.redis.unready_without_store", boolean)),
-    ),
-    ("TRACING_ENABLED", VariableSyntax::Nothing(OPENTELEMETRY)),
-    ("TRACING_SERVICE_NAME", VariableSyntax::Nothing(OPENTELEMETRY)),
-    ("TRACING_SERVICE_NAMESPACE", VariableSyntax::Nothing(OPENTELEMETRY)),
-    ("TRACING_SERVICE_INSTANCE_ID", VariableSyntax::Nothing(OPENTELEMETRY)),
-    ("TRACING_EXPORTER_PROTOCOL", VariableSyntax::Nothing(OPENTELEMETRY)),
-    ("TRACING_SAMPLING_RATE", VariableSyntax::Nothing(OPENTELEMETRY)),
+    (XDS_TLS, Joined),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", With(XDS_TLS, "rules.xds.cert")),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", With(XDS_TLS, "rules.xds.key")),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", With(XDS_TLS, "rules.xds.ca")),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", With(XDS_TLS, "rules.xds.server_name")),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", Same("rules.xds.retry_min")),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", Same("rules.xds.retry_max")),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", Nothing("delays double")),
+    ("XDS_CLIENT_BACKOFF_JITTER", Nothing("delays always have jitter")),
+    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", Joined),
+    ("USE_PROMETHEUS", Nothing("metrics are always served")),
+    ("PROMETHEUS_ADDR", Converted("metrics.listen", address)),
+    ("PROMETHEUS_PATH", Nothing("the path is /metrics")),
+    ("PROMETHEUS_MAPPER_YAML", Nothing("names and labels are those of the reference's own mapping")),
+    ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", Nothing("times are in seconds")),
+    ("USE_STATSD", Nothing(NO_STATSD)),
+    ("STATSD_HOST", Nothing(NO_STATSD)),
+    ("STATSD_PORT", Nothing(NO_STATSD)),
+    ("STATSD_PROTOCOL", Nothing(NO_STATSD)),
+    ("STATS_FLUSH_INTERVAL", Nothing(NO_STATSD)),
+    ("USE_DOG_STATSD", Nothing(NO_STATSD)),
+    ("USE_DOG_STATSD_MOGRIFIERS", Nothing(NO_STATSD)),
+    ("EXTRA_TAGS", Nothing("labels are added by Prometheus")),
+    ("DISABLE_STATS", Nothing("metrics are always counted")),
+    ("BACKEND_TYPE", Joined),
+    ("EXPIRATION_JITTER_MAX_SECONDS", Nothing("counters expire when they are idle")),
+    ("LOCAL_CACHE_SIZE_IN_BYTES", Nothing("store.memory_limit bounds counters")),
+    ("NEAR_LIMIT_RATIO", Nothing("it is always 0.8")),
+    ("CACHE_KEY_PREFIX", Redis(&Same("store.redis.prefix"))),
+    ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", Nothing("on_denied: charge_none of a domain does this")),
+    ("LIMIT_RESPONSE_HEADERS_ENABLED", Converted("headers.ratelimit", boolean)),
+    ("LIMIT_LIMIT_HEADER", Same("headers.limit_name")),
+    ("LIMIT_REMAINING_HEADER", Same("headers.remaining_name")),
+    ("LIMIT_RESET_HEADER", Same("headers.reset_name")),
+    ("SHADOW_MODE", Converted("limiter.shadow_mode", boolean)),
+    ("QUOTA_MODE", Converted("limiter.quota_mode", boolean)),
+    ("RESPONSE_DYNAMIC_METADATA", Converted("api.dynamic_metadata", boolean)),
+    ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", Nothing("FORCE_START_WITHOUT_INITIAL_CONFIG decides")),
+    ("REDIS_PERSECOND", Redis(&Nothing(ONE_STORE))),
+    ("REDIS_SOCKET_TYPE", Joined),
+    ("REDIS_TYPE", Joined),
+    ("REDIS_URL", Joined),
+    ("REDIS_TLS", Joined),
+    ("REDIS_POOL_SIZE", Redis(&Converted("store.redis.connections", redis_connections))),
+    ("REDIS_AUTH", Redis(&VariableSyntax::Login(Login::Servers))),
+    ("REDIS_SENTINEL_AUTH", Redis(&VariableSyntax::Login(Login::Sentinels))),
+    ("REDIS_TLS_CACERT", Redis(&With("REDIS_TLS", "store.redis.ca"))),
+    ("REDIS_TLS_CLIENT_CERT", Redis(&With("REDIS_TLS", "store.redis.cert"))),
+    ("REDIS_TLS_CLIENT_KEY", Redis(&With("REDIS_TLS", "store.redis.key"))),
+    ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", Redis(&Nothing("names are always verified"))),
+    ("REDIS_TIMEOUT", Redis(&Converted("store.redis.timeout", redis_timeout))),
+    ("REDIS_HEALTH_CHECK_ACTIVE_CONNECTION", Redis(&Converted("store.redis.unready_without_store", boolean))),
+    ("TRACING_ENABLED", Nothing(OPENTELEMETRY)),
+    ("TRACING_SERVICE_NAME", Nothing(OPENTELEMETRY)),
+    ("TRACING_SERVICE_NAMESPACE", Nothing(OPENTELEMETRY)),
+    ("TRACING_SERVICE_INSTANCE_ID", Nothing(OPENTELEMETRY)),
+    ("TRACING_EXPORTER_PROTOCOL", Nothing(OPENTELEMETRY)),
+    ("TRACING_SAMPLING_RATE", Nothing(OPENTELEMETRY)),
 ];
 
 /// The beginnings of variables that are named even if they are not in the table. All other variables are not of this
@@ -245,15 +221,17 @@ impl Translation {
     }
 }
 
-/// Where the counters are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
-    /// The memory of this replica.
-    Memory,
-    /// The memory of all replicas of a cluster.
-    Cluster,
-    /// Servers that replicas share.
-    Redis,
+named! {
+    /// Where the counters are, by its name in the log.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Backend {
+        /// The memory of this replica.
+        Memory = "memory",
+        /// The memory of all replicas of a cluster.
+        Cluster = "cluster",
+        /// Servers that replicas share.
+        Redis = "redis",
+    }
 }
 
 /// Where the counters are, and why.
@@ -263,17 +241,6 @@ pub struct BackendChoice {
     pub backend: Backend,
     /// Why they are there.
     pub reason: &'static str,
-}
-
-impl Backend {
-    /// The name of the backend in the log.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Cluster => "cluster",
-            Self::Redis => "redis",
-        }
-    }
 }
 
 impl BackendChoice {

@@ -69,7 +69,7 @@ const DOORS: [(&str, &str); 13] = [
     ),
     ("telemetry", "causes logs metrics sampler traces"),
     ("tools", "USAGE commands examples examples_of print run"),
-    ("wire", "descriptor_template descriptor_text finding json proto protobuf"),
+    ("wire", "code_name descriptor_template descriptor_text finding json proto protobuf"),
 ];
 
 /// The modules and items that a source makes public.

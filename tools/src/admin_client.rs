@@ -5,8 +5,9 @@ use std::{fmt, fs, net::SocketAddr, path::PathBuf, time::Duration};
 use axum::{
     body::Body,
     http::{
-        Request, StatusCode,
+        Method, Request, StatusCode,
         header::{AUTHORIZATION, CONTENT_TYPE, HOST},
+        request,
     },
 };
 use clap::{Arg, ArgMatches};
@@ -34,13 +35,6 @@ const REFUSAL_BYTES_MAX: usize = 64 * 1024;
 /// The maximum length of what is displayed of such a body, in characters.
 const LINE_MAX: usize = 1_000;
 
-/// An admin request.
-pub(super) struct AdminCall {
-    pub(super) method: &'static str,
-    pub(super) path: String,
-    pub(super) body: String,
-}
-
 /// The flags for the admin listener and its token.
 pub(super) fn args() -> [Arg; 2] {
     [
@@ -52,17 +46,25 @@ pub(super) fn args() -> [Arg; 2] {
 }
 
 /// The JSON that the server of the arguments answers, or the reason why there is none.
-pub(super) fn ask(matches: &ArgMatches, call: &AdminCall) -> Result<Value, String> {
-    block_on(answer(matches, call))
+pub(super) fn ask(matches: &ArgMatches, method: Method, path: &str, body: String) -> Result<Value, String> {
+    block_on(answer(matches, method, path, body))
 }
 
 /// The JSON that the server of the arguments answers, for a command that waits by itself.
-pub(super) async fn answer(matches: &ArgMatches, call: &AdminCall) -> Result<Value, String> {
+pub(super) async fn answer(
+    matches: &ArgMatches,
+    method: Method,
+    path: &str,
+    body: String,
+) -> Result<Value, String> {
     let to = matches.get_one::<String>("to").map(String::as_str).unwrap_or_default();
     let answered = async {
-        let token = token(matches)?;
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some(token) = token(matches)? {
+            request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+        }
         let tls = tls(to, matches)?;
-        let answer = send(to, tls, token.as_deref(), call).await.map_err(|error| no_answer(to, error))?;
+        let answer = send(to, tls, request, body).await.map_err(|error| no_answer(to, error))?;
         if answer.head.status != StatusCode::OK {
             return Err(refusal(to, answer).await);
         }
@@ -118,16 +120,11 @@ fn tls(to: &str, matches: &ArgMatches) -> Result<Option<(TlsConnector, ServerNam
 async fn send(
     to: &str,
     tls: Option<(TlsConnector, ServerName<'static>)>,
-    token: Option<&str>,
-    call: &AdminCall,
+    request: request::Builder,
+    body: String,
 ) -> Result<HttpResponse, Box<dyn std::error::Error>> {
     let stream = TcpStream::connect(to).await?;
-    let mut request =
-        Request::builder().method(call.method).uri(&call.path).header(HOST, host(to, stream.peer_addr()?));
-    if let Some(token) = token {
-        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
-    }
-    let request = request.body(Body::from(call.body.clone()))?;
+    let request = request.header(HOST, host(to, stream.peer_addr()?)).body(Body::from(body))?;
     Ok(match tls {
         None => http_client::send(stream, request).await?,
         Some((tls, name)) => http_client::send(tls.connect(name, stream).await?, request).await?,

@@ -22,7 +22,7 @@ use tollgate_wire::{
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::{
-    command::{NO_RULE, OVER_LIMIT, block_on, examples, printable_json},
+    command::{CommandError, NO_RULE, OVER_LIMIT, block_on, examples, printable_json},
     request,
     target::{self, Target, TlsOptions},
 };
@@ -45,7 +45,7 @@ pub(super) fn command() -> Command {
     request::with_request(command)
 }
 
-pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandError> {
     let request = request::request(matches);
     let answered =
         block_on(async { ask(target::from_matches(matches)?, request.clone()).await }).and_then(|asked| {
@@ -60,7 +60,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
             Ok((text, exit_code(&answer)))
         });
     let to = || matches.get_one::<String>("to").map(String::as_str).unwrap_or_default();
-    answered.map_err(|why| format!("no answer from {}: {why}", to()))
+    Ok(answered.map_err(|why| format!("no answer from {}: {why}", to()))?)
 }
 
 fn exit_code(answer: &RateLimitResponse) -> ExitCode {

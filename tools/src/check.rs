@@ -8,7 +8,7 @@ use tollgate_counter::algorithm::{AlgorithmName, Excess};
 use tollgate_rules::{Location, OnOwnerUnavailable, Problem, Problems, Rule, RuleOrigin, Rules};
 use tollgate_store::divider::is_divisible;
 
-use crate::command::{examples, flag, path, print_line};
+use crate::command::{CommandError, examples, flag, path};
 
 pub(super) fn command() -> Command {
     Command::new("check")
@@ -19,14 +19,14 @@ pub(super) fn command() -> Command {
         .arg(flag("json", "Print the problems and warnings as JSON"))
 }
 
-pub(super) fn run(matches: &ArgMatches) -> ExitCode {
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandError> {
     let path = matches.get_one::<PathBuf>("path").expect("clap requires it");
     let mut checked = tollgate_rules::load(path);
     if let (Ok(rules), true) = (&mut checked, matches.get_flag("rlqs")) {
         warn_of_undivided(rules);
     }
     let text = if matches.get_flag("json") { report(&checked).to_string() } else { readable(&checked) };
-    print_line(text, if checked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok((text, if checked.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }))
 }
 
 /// A line for each problem or warning, and one for rules without problems.

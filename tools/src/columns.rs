@@ -3,7 +3,7 @@
 use csv_core::{ReadRecordResult, Reader};
 
 /// The columns of a CSV file, and the values of one line.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Columns {
     // `None` until the header is read.
     names: Option<Vec<String>>,

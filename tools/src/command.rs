@@ -22,8 +22,6 @@ pub const USAGE: u8 = 64;
 pub(super) const OVER_LIMIT: u8 = 2;
 /// The exit code for a request to which no rule applies.
 pub(super) const NO_RULE: u8 = 3;
-/// The exit code of a command that finds differences or faults, for which 1 means that there are some.
-pub(super) const FAILURE: u8 = 2;
 
 /// Why a command has no result.
 #[derive(Debug)]
@@ -142,17 +140,20 @@ pub(super) fn show_progress(line: &str) {
     eprint!("\r\x1b[2K{line}");
 }
 
-/// Prints what a command has found, or why it has found nothing.
-pub(super) fn report(found: Result<(String, ExitCode), impl Into<CommandError>>) -> ExitCode {
-    match found.map_err(Into::into) {
-        Ok((text, code)) => print_line(text, code),
-        Err(error) => {
-            let (why, code) = match error {
-                CommandError::Usage(why) => (why, ExitCode::from(USAGE)),
-                CommandError::Failed(why) => (why, ExitCode::FAILURE),
-            };
+/// Prints what a command has found, or why it has found nothing. Returns `failure` if it could not do what it was asked.
+pub(super) fn report(found: Result<(String, ExitCode), CommandError>, failure: ExitCode) -> ExitCode {
+    match found {
+        Ok((text, code)) => {
+            let printed = print((text + "\n").as_bytes());
+            if printed == ExitCode::SUCCESS { code } else { failure }
+        }
+        Err(CommandError::Usage(why)) => {
             eprintln!("{why}");
-            code
+            ExitCode::from(USAGE)
+        }
+        Err(CommandError::Failed(why)) => {
+            eprintln!("{why}");
+            failure
         }
     }
 }
@@ -192,11 +193,4 @@ pub(super) fn printable_json(json: &str) -> String {
         }
     }
     text
-}
-
-/// Prints `text` and ends its line. Returns `code` unless it cannot be written.
-pub(super) fn print_line(mut text: String, code: ExitCode) -> ExitCode {
-    text.push('\n');
-    let printed = print(text.as_bytes());
-    if printed == ExitCode::SUCCESS { code } else { printed }
 }

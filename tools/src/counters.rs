@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use axum::http::Method;
 use clap::{ArgGroup, ArgMatches, Command, value_parser};
 use serde_json::{Value, json};
 use tollgate_counter::printable::escaped;
@@ -12,7 +13,7 @@ use tollgate_wire::{
 
 use crate::{
     admin_client,
-    command::{examples, flag, printable_json, text, value},
+    command::{CommandError, examples, flag, printable_json, text, value},
     request,
 };
 
@@ -31,17 +32,17 @@ pub(super) fn command() -> Command {
         .group(ArgGroup::new("change").args(["reset", "set"]))
 }
 
-pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandError> {
     let domain = matches.get_one::<String>("domain").map(String::as_str).unwrap_or_default();
     let entries = matches.get_one::<Vec<Entry>>("descriptor").map(Vec::as_slice).unwrap_or_default();
     let key = percent_encode(&descriptor_text::format(entries));
     let path = format!("/counters?domain={}&key={key}", percent_encode(domain));
     let (method, body) = match matches.get_one::<u64>("set") {
-        Some(used) => ("PUT", json!({"used": used}).to_string()),
-        None if matches.get_flag("reset") => ("DELETE", String::new()),
-        None => ("GET", String::new()),
+        Some(used) => (Method::PUT, json!({"used": used}).to_string()),
+        None if matches.get_flag("reset") => (Method::DELETE, String::new()),
+        None => (Method::GET, String::new()),
     };
-    let answer = admin_client::ask(matches, &admin_client::AdminCall { method, path, body })?;
+    let answer = admin_client::ask(matches, method, &path, body)?;
     let text = if matches.get_flag("json") { printable_json(&answer.to_string()) } else { readable(&answer) };
     Ok((text, ExitCode::SUCCESS))
 }

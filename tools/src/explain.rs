@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use axum::http::Method;
 use clap::{ArgMatches, Command};
 use serde_json::Value;
 use tollgate_counter::printable::escaped;
@@ -10,7 +11,7 @@ use tollgate_wire::descriptor_text;
 
 use crate::{
     admin_client,
-    command::{NO_RULE, OVER_LIMIT, examples, list, printable_json, text},
+    command::{CommandError, NO_RULE, OVER_LIMIT, examples, list, printable_json, text},
     counters::{own_limit, penalty, rule_label},
     request,
 };
@@ -22,7 +23,7 @@ pub(super) fn command() -> Command {
     request::with_request(command.args(admin_client::args()))
 }
 
-pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandError> {
     let request = request::request(matches);
     let mut path = format!("/explain?domain={}", percent_encode(&request.domain));
     for descriptor in &request.descriptors {
@@ -34,8 +35,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
         });
         path.extend([format!("&key={key}"), hits.unwrap_or_default()]);
     }
-    let call = admin_client::AdminCall { method: "GET", path, body: String::new() };
-    let answer = admin_client::ask(matches, &call)?;
+    let answer = admin_client::ask(matches, Method::GET, &path, String::new())?;
     let text = if matches.get_flag("json") { printable_json(&answer.to_string()) } else { readable(&answer) };
     Ok((text, exit_code(&answer)))
 }

@@ -25,35 +25,39 @@ pub use command::{USAGE, examples, print};
 
 use command::report;
 
+/// The exit code of tools that find differences or faults, if they fail: 1 means that there are some.
+const FAILURE: u8 = 2;
+
 /// The tools, in the order of the help.
 pub fn commands() -> [Command; 9] {
     [
         check::command(),
         ask::command(),
-        bench::command(),
+        bench::flags::command(),
         explain::command(),
         counters::command(),
         limits::command(),
         diff::command(),
         doctor::command(),
-        simulate::command(),
+        simulate::flags::command(),
     ]
 }
 
 /// Runs the tool with this name, and fails if there is none.
 pub fn run(tool: &str, matches: &ArgMatches) -> ExitCode {
-    match tool {
-        "check" => check::run(matches),
-        "ask" => report(ask::run(matches)),
-        "bench" => report(bench::run(matches)),
-        "explain" => report(explain::run(matches)),
-        "counters" => report(counters::run(matches)),
-        "limits" => report(limits::run(matches)),
-        diff::NAME => diff::run(matches),
-        doctor::NAME => doctor::run(matches),
-        "simulate" => report(simulate::run(matches)),
-        _unknown => ExitCode::FAILURE,
-    }
+    let (found, failure) = match tool {
+        "check" => (check::run(matches), ExitCode::FAILURE),
+        "ask" => (ask::run(matches), ExitCode::FAILURE),
+        "bench" => (bench::run(matches), ExitCode::FAILURE),
+        "explain" => (explain::run(matches), ExitCode::FAILURE),
+        "counters" => (counters::run(matches), ExitCode::FAILURE),
+        "limits" => (limits::run(matches), ExitCode::FAILURE),
+        "diff" => (diff::run(matches), ExitCode::from(FAILURE)),
+        "doctor" => (doctor::run(matches), ExitCode::from(FAILURE)),
+        "simulate" => (simulate::run(matches), ExitCode::FAILURE),
+        _unknown => return ExitCode::FAILURE,
+    };
+    report(found, failure)
 }
 
 #[cfg(test)]

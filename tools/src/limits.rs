@@ -2,14 +2,15 @@
 
 use std::process::ExitCode;
 
+use axum::http::Method;
 use clap::{Arg, ArgMatches, Command, ValueHint, value_parser};
 use serde_json::{Map, Value, json};
 use tollgate_counter::{descriptor::escaped, printable};
 use tollgate_wire::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
 use crate::{
-    admin_client::{self, AdminCall},
-    command::{examples, flag, list, one_of, printable_json, text, value},
+    admin_client,
+    command::{CommandError, examples, flag, list, one_of, printable_json, text, value},
     request, target,
 };
 
@@ -77,8 +78,8 @@ pub(super) fn command() -> Command {
         )
 }
 
-pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
-    let Some((name, matches)) = matches.subcommand() else { return Err("no subcommand".to_owned()) };
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandError> {
+    let (name, matches) = matches.subcommand().expect("clap requires one");
     let text = match name {
         "set" => set(matches)?,
         "clear" => one_result(&call(matches, "clear", &named(matches))?)?,
@@ -92,8 +93,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), String> {
 
 /// The answer to a call of the API.
 fn call(matches: &ArgMatches, verb: &str, body: &Value) -> Result<Value, String> {
-    let path = format!("/v1/limits/{verb}");
-    admin_client::ask(matches, &AdminCall { method: "POST", path, body: body.to_string() })
+    admin_client::ask(matches, Method::POST, &format!("/v1/limits/{verb}"), body.to_string())
 }
 
 fn domain(matches: &ArgMatches) -> &str {

@@ -377,7 +377,11 @@ impl AlertHistory {
 
     fn add(&self, now: Instant, mut values: MetricValues) {
         values.retain(|series, value| *value != 0.0 && CHECKS.iter().any(|check| check.reads(series)));
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).add(now, values);
+        let AlertSamples(samples) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while samples.front().is_some_and(|(at, _)| now.duration_since(*at) > HISTORY + SAMPLE_INTERVAL) {
+            samples.pop_front();
+        }
+        samples.push_back((now, values));
     }
 
     /// What the checks find in the values of `reader` now.
@@ -392,13 +396,6 @@ impl AlertHistory {
 }
 
 impl AlertSamples {
-    fn add(&mut self, now: Instant, values: MetricValues) {
-        while self.0.front().is_some_and(|(at, _)| now.duration_since(*at) > HISTORY + SAMPLE_INTERVAL) {
-            self.0.pop_front();
-        }
-        self.0.push_back((now, values));
-    }
-
     /// The value of a series some time ago: 0 before the start of the process.
     fn before(&self, ago: Duration, now: Instant, series: &str) -> f64 {
         let earlier = self.0.iter().rev().find(|(at, _)| now.duration_since(*at) >= ago);

@@ -43,7 +43,7 @@ pub(super) async fn explain_message(
 ) -> Result<Json<Value>, AdminError> {
     let read = state.reader.read(Method::ShouldRateLimit, body).await;
     let read = read.map_err(|rejected| AdminError(rejected.status(), rejected.to_string()))?;
-    explain(&state, read.message()).await
+    explain(&state, &read.message).await
 }
 
 /// Explains `?domain=D&key=k=v[,k=v]`, with a `key` for each descriptor, and `hits=N` or `refund=N`; 0 hits charge
@@ -56,7 +56,7 @@ pub(super) async fn explain_query(
     let number = |text: &str| {
         text.parse::<u64>().map_err(|_| AdminError::bad_request(format!("`{text}` is not a number of hits")))
     };
-    let bounds = state.reader.bounds();
+    let bounds = state.reader.bounds;
     let mut request = RateLimitRequest::default();
     let mut hits = None;
     let mut refunds = false;
@@ -88,7 +88,7 @@ pub(super) async fn explain_query(
 
 async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, AdminError> {
     let view = state.limiter.view();
-    let request = rls::decode(message, state.reader.bounds())
+    let request = rls::decode(message, state.reader.bounds)
         .map_err(|fault| unanswered(Error::in_message(rls::REQUEST)(fault)))?;
     let asked = request.limiter_request(None).map_err(|error| unanswered(error.into()))?;
     let explanation = view.explain(&asked).await.map_err(|error| match error {
@@ -381,27 +381,23 @@ fn counter(check: &CheckExplanation) -> Value {
 
 fn verdict(check: &CheckExplanation, now: Timestamp) -> Value {
     let decision = &check.decision;
-    let reset_after_ms = format::millis(decision.reset_after);
+    let mut body = json!({
+        "passes": decision.verdict.passes(),
+        "reset_after_ms": format::millis(decision.reset_after),
+    });
     match decision.verdict {
-        Verdict::Pass => json!({"passes": true, "reset_after_ms": reset_after_ms}),
-        Verdict::Delay(turn) => {
-            json!({"passes": true, "delay_ms": format::millis(turn), "reset_after_ms": reset_after_ms})
-        }
+        Verdict::Pass => {}
+        Verdict::Delay(turn) => body["delay_ms"] = format::millis(turn).into(),
+        // Places may be freed at any time.
         Verdict::Refuse { retry_after: None } => {
-            // Places may be freed at any time.
-            let never = check.limit.admission() != Admission::InFlight;
-            json!({"passes": false, "never": never, "reset_after_ms": reset_after_ms})
+            body["never"] = (check.limit.admission() != Admission::InFlight).into();
         }
         Verdict::Refuse { retry_after: Some(wait) } => {
-            let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
-            json!({
-                "passes": false,
-                "retry_after_ms": format::millis(wait),
-                "passes_at": format::instant(now.plus(nanos)),
-                "reset_after_ms": reset_after_ms,
-            })
+            body["retry_after_ms"] = format::millis(wait).into();
+            body["passes_at"] = format::instant(now.after(wait)).into();
         }
     }
+    body
 }
 
 fn operation_text(operation: Operation) -> String {

@@ -5,7 +5,6 @@ use std::{path::PathBuf, sync::Arc};
 use axum::{
     Json, Router,
     extract::{DefaultBodyLimit, State},
-    http::StatusCode,
     middleware,
     routing::{get, post},
 };
@@ -13,7 +12,7 @@ use serde_json::{Map, Value, json};
 use tollgate_telemetry::logs::{SetLevelError, UNLIMITED};
 use tracing::warn;
 
-use crate::api::cross_site;
+use crate::api::cross_site::{CrossSiteGuard, refuse_cross_site};
 
 mod alerts;
 mod cluster;
@@ -94,10 +93,11 @@ pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> R
         .with_state(state)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .merge(more);
+    let guard = |guard| middleware::from_fn_with_state(guard, refuse_cross_site);
     let endpoints = match token_file {
-        None => endpoints.layer(middleware::from_fn(cross_site::refuse_unless_loopback)),
+        None => endpoints.layer(guard(CrossSiteGuard::Loopback)),
         Some(path) => endpoints
-            .layer(middleware::from_fn(cross_site::refuse))
+            .layer(guard(CrossSiteGuard::SameOrigin))
             .layer(middleware::from_fn_with_state(Arc::new(Token::new(path)), token::require_token)),
     };
     // In this order, so that unknown paths get the answer of the endpoints.
@@ -110,13 +110,11 @@ async fn endpoints() -> String {
 
 /// The effective settings. `settings`: names and values; `from`: the origin of each.
 async fn config(State(state): State<AdminState>) -> Json<Value> {
-    let values: Map<_, _> = state
-        .settings
-        .iter()
-        .map(|setting| (setting.name.to_owned(), setting.value.clone().into()))
-        .collect();
-    let origins: Map<_, _> =
-        state.settings.iter().map(|setting| (setting.name.to_owned(), setting.from.name().into())).collect();
+    let (mut values, mut origins) = (Map::new(), Map::new());
+    for setting in &*state.settings {
+        values.insert(setting.name.to_owned(), setting.value.clone().into());
+        origins.insert(setting.name.to_owned(), setting.from.name().into());
+    }
     Json(json!({"settings": values, "from": origins}))
 }
 
@@ -138,8 +136,6 @@ async fn set_log_level(
             Ok(format!("{level}\n"))
         }
         Err(error @ SetLevelError::Level(_)) => Err(AdminError::bad_request(error)),
-        Err(error @ SetLevelError::Detached) => {
-            Err(AdminError(StatusCode::SERVICE_UNAVAILABLE, error.to_string()))
-        }
+        Err(error @ SetLevelError::Detached) => Err(AdminError::unavailable(error)),
     }
 }

@@ -37,18 +37,8 @@ const EMPTY_LINE_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RecordQuery {
-    #[serde(default = "default_seconds")]
-    seconds: u64,
-    #[serde(default = "default_values")]
-    values: RecordedValues,
-}
-
-fn default_seconds() -> u64 {
-    60
-}
-
-fn default_values() -> RecordedValues {
-    RecordedValues::Hashed
+    seconds: Option<u64>,
+    values: Option<RecordedValues>,
 }
 
 /// The requests as lines of JSON, until the time is over.
@@ -59,6 +49,7 @@ pub(super) async fn stream(
 ) -> Result<Response, AdminError> {
     let Query(RecordQuery { seconds, values }) =
         query.map_err(|error| AdminError::bad_request(error.body_text()))?;
+    let (seconds, values) = (seconds.unwrap_or(60), values.unwrap_or(RecordedValues::Hashed));
     if !(1..=SECONDS_MAX).contains(&seconds) {
         return Err(AdminError::bad_request(format!("seconds is a number from 1 to {SECONDS_MAX}")));
     }

@@ -56,9 +56,7 @@ impl Token {
     fn hash(&self, text: &[u8]) -> u128 {
         SipHasher13::new_with_key(&self.seed).hash(text).as_u128()
     }
-}
 
-impl Token {
     /// Whether `headers` show a token, right or wrong.
     pub(in crate::api) fn is_presented(headers: &HeaderMap) -> bool {
         presented(headers).is_some()
@@ -76,11 +74,7 @@ impl Token {
     pub async fn check(self: &Arc<Self>, headers: &HeaderMap) -> Result<(), AccessError> {
         let token = self.clone();
         let read = tokio::task::spawn_blocking(move || token.read()).await;
-        let known = match read {
-            Ok(Ok(known)) => known,
-            Ok(Err(error)) => return Err(unusable(&error)),
-            Err(error) => return Err(unusable(&error)),
-        };
+        let known = read.map_err(|error| unusable(&error))?.map_err(|error| unusable(&error))?;
         let hash = self.hash(&known);
         let long = (known.len() >= LONG_BYTES).then_some(hash);
         *self.last_long.lock().unwrap_or_else(PoisonError::into_inner) = long;
@@ -105,7 +99,7 @@ pub(super) async fn require_token(State(token): State<Arc<Token>>, request: Requ
             (wanted, AdminError(StatusCode::UNAUTHORIZED, error.to_string())).into_response()
         }
         Err(error @ (AccessError::Unusable | AccessError::Busy)) => {
-            AdminError(StatusCode::SERVICE_UNAVAILABLE, error.to_string()).into_response()
+            AdminError::unavailable(error).into_response()
         }
     }
 }

@@ -217,7 +217,7 @@ pub fn headers(lines: &[u8]) {
         let reply = runtime().block_on(api.handle(call, &Caller::default()));
         reply.expect("the message is valid")
     };
-    assert_eq!(handle(api().with_traces(Some(TRACES.clone()))), handle(api()));
+    assert_eq!(handle(Api { traces: Some(TRACES.clone()), ..api() }), handle(api()));
 }
 
 static TRACES: LazyLock<Traces> = LazyLock::new(Traces::discarded);

@@ -7,7 +7,10 @@ use std::{
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde_json::Map;
-use tollgate_counter::descriptor::{Entry, escaped};
+use tollgate_counter::{
+    descriptor::{Entry, escaped},
+    named,
+};
 use tollgate_limiter::limiter::{Answer, Descriptor, Override, Request, Status};
 
 use crate::api::rls::decode::SentHits;
@@ -79,12 +82,14 @@ fn names<'s>(answer: &Answer<'s>, is: impl Fn(&Status<'s>) -> bool) -> String {
 /// A status, and the most hits that can ever pass if the request never does.
 type Decided<'a, 's> = (&'a Status<'s>, Option<u64>);
 
-/// What a limit has decided about a descriptor, the strictest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum DescriptorOutcome {
-    Refused,
-    RefusedInShadow,
-    Passed,
+named! {
+    /// What a limit has decided about a descriptor, the strictest first.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum DescriptorOutcome {
+        Refused = "refused",
+        RefusedInShadow = "refused_in_shadow",
+        Passed = "passed",
+    }
 }
 
 impl DescriptorOutcome {
@@ -97,14 +102,6 @@ impl DescriptorOutcome {
             return Some(Self::RefusedInShadow);
         }
         (status.limit.is_some() || status.rule.is_some()).then_some(Self::Passed)
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Refused => "refused",
-            Self::RefusedInShadow => "refused_in_shadow",
-            Self::Passed => "passed",
-        }
     }
 }
 

@@ -52,8 +52,8 @@ fn api(dynamic_metadata: bool) -> Api {
         retry_after: true,
         ..headers::HeaderSettings::default()
     };
-    Api::new(limiter, ApiSettings { exact_reset: true, dynamic_metadata, ..ApiSettings::default() })
-        .with_headers(headers)
+    let settings = ApiSettings { exact_reset: true, dynamic_metadata, ..ApiSettings::default() };
+    Api { headers: Arc::new(headers), ..Api::new(limiter, settings) }
 }
 
 /// The decoded request as a `prost` message.

@@ -203,7 +203,8 @@ impl Api {
             asked.map_err(|fault| Error::FaultOf { request: index, fault })
         });
         let each = each.collect::<Result<Vec<_>, _>>()?;
-        let request = together(&each)?;
+        let request = limiter::Request::together(&each)
+            .map_err(|(request, error)| Error::FaultOf { request, fault: error.into() })?;
         let ids = decoded.iter().map(|request| request.id);
         let parts: Vec<AnsweredPart<&str>> = ids
             .zip(&each)
@@ -322,11 +323,6 @@ fn decode_all<'m>(
         each.push(request);
     }
     Ok(each)
-}
-
-fn together<'r>(parts: &[limiter::Request<'r>]) -> Result<limiter::Request<'r>, Error> {
-    limiter::Request::together(parts)
-        .map_err(|(request, error)| Error::FaultOf { request, fault: error.into() })
 }
 
 #[cfg(test)]

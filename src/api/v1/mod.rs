@@ -17,4 +17,4 @@ pub mod stream;
 
 pub(super) use decide::PlannedCheck;
 pub(super) use reservations::PlannedHold;
-pub(super) use reset_access::ResetAccess;
+pub(crate) use reset_access::ResetAccess;

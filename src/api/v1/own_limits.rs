@@ -64,6 +64,21 @@ pub(super) struct OwnLimitRecord {
 }
 
 impl OwnLimitRecord {
+    /// The record of a change at `now`, without numbers and note. The name of a certificate says who makes it.
+    fn new(domain: String, entries: &[OwnedEntry], caller: &Caller, now: Timestamp) -> Self {
+        let set_by = caller.name().map(|name| escaped_text(name).chars().take(SET_BY_MAX / 4).collect());
+        Self {
+            domain,
+            entries: entries.iter().map(|(key, value)| (escaped_text(key), escaped_text(value))).collect(),
+            numbers: OwnNumbers::default(),
+            note: String::new(),
+            is_certified: set_by.is_some(),
+            set_by: set_by.unwrap_or_default(),
+            set_at: millis(now),
+            unused_since: None,
+        }
+    }
+
     /// The record of a limit whose rule has another algorithm or window, or is gone, since then; `None` if it has not.
     pub(super) fn with_unused_since(self, unused_since: Option<u64>) -> Self {
         Self { unused_since, ..self }
@@ -123,10 +138,8 @@ impl Api {
             Some(first) => {
                 let why = format!("nothing is set, because limits[{first}] is invalid");
                 let result = |checked: Result<CheckedChange<'_>, LimitError>| {
-                    let error = checked
-                        .err()
-                        .unwrap_or_else(|| LimitError(Code::Aborted, "OTHER_LIMIT_INVALID", why.clone()));
-                    v1::LimitResult { error: Some(error.status()), ..v1::LimitResult::default() }
+                    let other = || LimitError(Code::Aborted, "OTHER_LIMIT_INVALID", why.clone());
+                    failed(checked.err().unwrap_or_else(other))
                 };
                 checked.into_iter().map(result).collect()
             }
@@ -182,16 +195,7 @@ impl Api {
         let checked = async {
             let entries = entries(descriptor)?;
             let counter = view.counter_ref(domain, &as_entries(&entries)).await?;
-            let record = OwnLimitRecord {
-                domain: domain.to_owned(),
-                entries: escaped_entries(&entries),
-                numbers: OwnNumbers::default(),
-                note: String::new(),
-                set_by: certified_name(caller).unwrap_or_default(),
-                is_certified: caller.name().is_some(),
-                set_at: millis(view.now()),
-                unused_since: None,
-            };
+            let record = OwnLimitRecord::new(domain.to_owned(), &entries, caller, view.now());
             let removed =
                 OwnLimitChange { terms: None, expires_after: None, record: Box::default(), replaces: None };
             Ok::<_, LimitError>(CheckedChange { counter, record, change: removed })
@@ -365,10 +369,6 @@ async fn read(view: &ActiveView<'_>, domain: &str, descriptor: &v1::Descriptor) 
     }
 }
 
-fn escaped_entries(entries: &[OwnedEntry]) -> Vec<(String, String)> {
-    entries.iter().map(|(key, value)| (escaped_text(key), escaped_text(value))).collect()
-}
-
 /// The unescaped entries of a descriptor that names one counter.
 fn entries(descriptor: &v1::Descriptor) -> Result<Vec<OwnedEntry>, LimitError> {
     if descriptor.limit.is_some() || descriptor.hits.is_some() {
@@ -400,11 +400,6 @@ fn as_text(bytes: &[u8]) -> String {
 
 pub(super) fn millis(now: Timestamp) -> u64 {
     now.as_nanos() / 1_000_000
-}
-
-/// The name of the certificate of a caller, as an operator sees it.
-fn certified_name(caller: &Caller) -> Option<String> {
-    caller.name().map(|name| escaped_text(name).chars().take(SET_BY_MAX / 4).collect())
 }
 
 async fn check<'s>(
@@ -451,17 +446,11 @@ async fn check<'s>(
         let why = format!("`note` has at most {NOTE_MAX} bytes, and `set_by` at most {SET_BY_MAX}");
         return Err(LimitError::invalid("TOO_LONG", why));
     }
-    let (set_by, is_certified) = certified_name(caller).map_or((limit.set_by, false), |name| (name, true));
-    let record = OwnLimitRecord {
-        domain: limit.domain,
-        entries: escaped_entries(&entries),
-        numbers,
-        note: limit.note,
-        set_by,
-        is_certified,
-        set_at: millis(view.now()),
-        unused_since: None,
-    };
+    let mut record = OwnLimitRecord::new(limit.domain, &entries, caller, view.now());
+    (record.numbers, record.note) = (numbers, limit.note);
+    if !record.is_certified {
+        record.set_by = limit.set_by;
+    }
     let bytes = record.bytes();
     if bytes.len() > tollgate_store::OWN_RECORD_MAX {
         return Err(LimitError::invalid("TOO_LONG", "the descriptor is too long for a limit of its own"));

@@ -20,14 +20,14 @@ const WAITING_MAX: usize = 256;
 
 /// The admin token on the ports of callers.
 #[derive(Clone, Debug)]
-pub(in crate::api) struct ResetAccess {
+pub(crate) struct ResetAccess {
     token: Arc<Token>,
     compared: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
 }
 
 impl ResetAccess {
-    pub(in crate::api) fn new(token: Token) -> Self {
+    pub(crate) fn new(token: Token) -> Self {
         Self {
             token: Arc::new(token),
             compared: Arc::new(Semaphore::new(COMPARED_MAX)),

@@ -5,12 +5,12 @@ use std::time::Duration;
 use prost::Message as _;
 use tollgate_counter::{resilience::Caller, time::ClockReading};
 use tollgate_wire::protobuf::{
-    FRAME_PREFIX_BYTES, FieldValue, MalformedMessage, MessageFields, begin, frame_prefix, number,
+    FRAME_PREFIX_BYTES, FieldValue, MalformedMessage, MessageFields, begin, number,
 };
 
 use crate::api::{
     Api, ApiKind, Error,
-    call::{Handled, Verb},
+    call::{CallReply, Handled, Verb},
     v1::{PlannedCheck, decode::duration},
 };
 
@@ -64,7 +64,7 @@ impl<'m> StreamQuestion<'m> {
 pub fn first_credits() -> Vec<u8> {
     let mut frame = vec![0; FRAME_PREFIX_BYTES];
     number(&mut frame, 4, CREDITS as u64);
-    framed(frame)
+    CallReply::from_frame(frame).frame
 }
 
 /// The answer to a question. It gives the credit of the question back.
@@ -75,13 +75,7 @@ fn answer(question: u64, field: u8, result: &[u8]) -> Vec<u8> {
     number(&mut frame, 4, 1);
     begin(&mut frame, field, result.len());
     frame.extend_from_slice(result);
-    framed(frame)
-}
-
-fn framed(mut frame: Vec<u8>) -> Vec<u8> {
-    let prefix = frame_prefix(frame.len() - FRAME_PREFIX_BYTES);
-    frame[..FRAME_PREFIX_BYTES].copy_from_slice(&prefix);
-    frame
+    CallReply::from_frame(frame).frame
 }
 
 impl Api {

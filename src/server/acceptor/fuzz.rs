@@ -16,7 +16,7 @@ use crate::{
     api::fuzz::{api, runtime},
     server::{
         Budgets, Phase, Services,
-        acceptor::{Alpn, ConnectionContext, Limits, ListenerTerms, Protocols, WhenFull},
+        acceptor::{Alpn, ConnectionContext, Limits, ListenerTerms, Protocols},
         components::grpc_routes,
     },
     settings::{self, Setting, Settings, SettingsSources},
@@ -60,7 +60,7 @@ async fn serve(bytes: &[u8], part_bytes: usize, budgets: Budgets) {
             limits: Limits::grpc(&SETTINGS.grpc),
             budgets,
             stats: Default::default(),
-            when_full: WhenFull::CloseNew,
+            idle: None,
         },
         service: Services::grpc(ROUTES.clone(), api(), None, CallerRegistry::new(Clock::system())),
     };

@@ -92,7 +92,7 @@ fn context(router: Router) -> ConnectionContext {
             limits: Limits::grpc(&settings.grpc),
             stats: Arc::default(),
             budgets: Budgets::new(&settings.memory),
-            when_full: WhenFull::CloseNew,
+            idle: None,
         },
         service: Services::grpc(router, Api::new(limiter, settings.api), None, CallerRegistry::new(clock)),
     }

@@ -32,7 +32,7 @@ use crate::{
         reply_bytes::{ReplyPart, Unsent},
         request_bytes::{ConnectionBytes, Share},
         services::Services,
-        stream::{MessageStream, QuestionReplier, QuotaReplier},
+        stream::{MessageStream, QuestionReplier, QuotaReplier, Replier},
     },
 };
 
@@ -96,9 +96,9 @@ impl AcceptedCall {
         cx: &mut Context<'_>,
     ) -> Option<Rest> {
         let Self { request, respond, reply } = self;
-        if let Some(rejection) = RequestRejection::from_request(request) {
-            service.failed(request.uri().path(), rejection.reason(), &rejection.status());
-            log_error(respond.send_response(rejection.response(), true).map(drop));
+        if let Some((CallFailure { reason, status }, response)) = rejection(request) {
+            service.failed(request.uri().path(), reason, &status);
+            log_error(respond.send_response(response, true).map(drop));
             return None;
         }
         let Some(batch) = batch else { return Some(Rest::Route) };
@@ -217,7 +217,10 @@ impl ConnectionCalls<'_> {
                 let unsent = self.unsent.clone();
                 self.pending.push(async move { send_delayed_reply(&service, reply, respond, &unsent).await });
             }
-            Rest::Stream => self.serve_stream(request, respond),
+            Rest::Stream => {
+                let answers = QuestionReplier::new(self.service.clone(), self.requests.clone());
+                self.serve(answers, CHECK_STREAM_PATH, request, respond);
+            }
             Rest::QuotaStream => self.serve_quotas(request, respond),
             Rest::Route => self.route(request, respond),
         }
@@ -252,34 +255,31 @@ impl ConnectionCalls<'_> {
         });
     }
 
-    /// Serves a stream of questions.
-    fn serve_stream(&self, request: Request<RecvStream>, respond: SendResponse<ReplyPart>) {
-        let bytes = self.requests.clone();
-        let answers = QuestionReplier::new(self.service.clone(), bytes.clone());
-        let stream = MessageStream::new(answers, request, bytes, self.unsent.clone(), self.closing.clone());
+    /// Serves the stream of the method with this path.
+    fn serve(
+        &self,
+        replier: impl Replier + 'static,
+        path: &'static str,
+        request: Request<RecvStream>,
+        respond: SendResponse<ReplyPart>,
+    ) {
+        let (bytes, unsent) = (self.requests.clone(), self.unsent.clone());
+        let stream = MessageStream::new(replier, request, bytes, unsent, self.closing.clone());
         let service = self.service.clone();
-        self.pending
-            .push(stream.run(respond, move |status| stream_failed(&service, CHECK_STREAM_PATH, status)));
+        self.pending.push(stream.run(respond, move |status| stream_failed(&service, path, status)));
     }
 
     /// Serves a stream of reports of quotas, if that service is enabled.
     fn serve_quotas(&self, request: Request<RecvStream>, mut respond: SendResponse<ReplyPart>) {
-        let Some(quotas) = self.service.quotas() else {
+        let Some(quotas) = &self.service.quotas else {
             let disabled =
                 Status::unimplemented("the rate limit quota service is not enabled: see rlqs.enabled");
             let failure = Some(CallFailure::new("NOT_ENABLED", disabled));
             return log_error(send_error(self.service, tollgate_quota::STREAM_PATH, &mut respond, failure));
         };
-        match QuotaStream::open(quotas.clone(), self.service.origin(), self.service.peer()) {
+        match QuotaStream::open(quotas.clone(), &self.service.origin, self.service.peer) {
             Ok(quotas) => {
-                let bytes = self.requests.clone();
-                let unsent = self.unsent.clone();
-                let reports = QuotaReplier::new(quotas);
-                let stream = MessageStream::new(reports, request, bytes, unsent, self.closing.clone());
-                let service = self.service.clone();
-                let note =
-                    move |status: &Status| stream_failed(&service, tollgate_quota::STREAM_PATH, status);
-                self.pending.push(stream.run(respond, note));
+                self.serve(QuotaReplier::new(quotas), tollgate_quota::STREAM_PATH, request, respond);
             }
             Err(error) => {
                 let failure = Some(CallFailure::new("TOO_MANY_STREAMS", error));
@@ -421,57 +421,26 @@ impl Drop for PendingCalls {
     }
 }
 
-/// Why a request is not valid gRPC, or cannot be read.
-enum RequestRejection {
-    Method,
-    ContentType,
-    Compressed,
-}
-
-impl RequestRejection {
-    fn from_request(request: &Request<RecvStream>) -> Option<Self> {
-        if request.method() != http::Method::POST {
-            Some(Self::Method)
-        } else if !is_grpc(request.headers()) {
-            Some(Self::ContentType)
-        } else if request.headers().get(&GRPC_ENCODING).is_some_and(|encoding| *encoding != UNCOMPRESSED) {
-            Some(Self::Compressed)
-        } else {
-            None
-        }
-    }
-
-    /// The reason by which it is counted.
-    fn reason(&self) -> &'static str {
-        match self {
-            Self::Method | Self::ContentType => "NOT_GRPC",
-            Self::Compressed => "COMPRESSED",
-        }
-    }
-
-    /// The status as which a client of gRPC sees the response.
-    fn status(&self) -> Status {
-        match self {
-            Self::Method => Status::unknown("the method of HTTP is not POST"),
-            Self::ContentType => Status::unknown("the content type is not that of gRPC"),
-            Self::Compressed => Status::unimplemented("compressed messages are not supported"),
-        }
-    }
-
-    fn response(&self) -> Response<()> {
+/// Why a request is not valid gRPC, or cannot be read, as a client of gRPC sees it; and the response that says so.
+fn rejection(request: &Request<RecvStream>) -> Option<(CallFailure, Response<()>)> {
+    if request.method() != http::Method::POST {
         let mut response = Response::new(());
-        match self {
-            Self::Method => {
-                *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
-                response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
-            }
-            Self::ContentType => *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::Compressed => {
-                response = self.status().into_http();
-                response.headers_mut().insert(&GRPC_ACCEPT_ENCODING, UNCOMPRESSED);
-            }
-        }
-        response
+        *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
+        let status = Status::unknown("the method of HTTP is not POST");
+        Some((CallFailure::new("NOT_GRPC", status), response))
+    } else if !is_grpc(request.headers()) {
+        let mut response = Response::new(());
+        *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        let status = Status::unknown("the content type is not that of gRPC");
+        Some((CallFailure::new("NOT_GRPC", status), response))
+    } else if request.headers().get(&GRPC_ENCODING).is_some_and(|encoding| *encoding != UNCOMPRESSED) {
+        let status = Status::unimplemented("compressed messages are not supported");
+        let mut response = status.clone().into_http();
+        response.headers_mut().insert(&GRPC_ACCEPT_ENCODING, UNCOMPRESSED);
+        Some((CallFailure::new("COMPRESSED", status), response))
+    } else {
+        None
     }
 }
 

@@ -38,13 +38,15 @@ macro_rules! settings {
             $(pub(super) $section: $($target)::+,)*
         }
 
-        impl SettingsDraft {
-            pub(super) fn defaults() -> Self {
+        impl Default for SettingsDraft {
+            fn default() -> Self {
                 Self {
                     $($section: $($target)::+ { $($name: $parser.parse($default).expect("a default is valid"),)* },)*
                 }
             }
+        }
 
+        impl SettingsDraft {
             /// Parses the text into a setting. `None` if it is not accepted; then the draft stays.
             pub(super) fn set(&mut self, setting: &Setting, text: &str) -> Option<()> {
                 match setting.name {

@@ -29,7 +29,7 @@ pub(crate) const RATE_MAX: u64 = 10_000_000;
 /// The maximum exponent of Zipf's law; beyond it nearly all requests are for the first key.
 const SKEW_MAX: f64 = 20.0;
 
-pub(super) fn command() -> Command {
+pub(crate) fn command() -> Command {
     let descriptors = request::descriptor().action(ArgAction::Append).help(
         "Descriptor, may be repeated; {} in a value stands for the number of the key; \\, and \\= \
          stand for the characters themselves",

@@ -8,14 +8,15 @@ use prost::{
     bytes::{BufMut, Bytes, BytesMut},
 };
 use serde::Deserialize;
-use tollgate_wire::proto::envoy::service::ratelimit::v3::{RateLimitRequest, rate_limit_response};
+use tollgate_wire::{
+    proto::envoy::service::ratelimit::v3::{RateLimitRequest, rate_limit_response},
+    protobuf::{FRAME_PREFIX_BYTES, frame_prefix},
+};
 use tonic::Code;
 
 /// The placeholder for the number of the key.
 pub(super) const PLACEHOLDER: &str = "{}";
 
-/// The gRPC frame header: flag and length.
-const HEAD_BYTES: usize = 5;
 /// The protobuf key of `hits_addend`, field 3. Fields may come in any order, so it can be appended.
 const HITS_KEY: u8 = 3 << 3;
 
@@ -86,7 +87,7 @@ impl FrameTemplate {
             for entry in entries {
                 entry.value = numbered(&entry.value, digit.repeat(digits).as_bytes());
             }
-            let mut bytes = vec![0; HEAD_BYTES];
+            let mut bytes = vec![0; FRAME_PREFIX_BYTES];
             bytes.extend(request.encode_to_vec());
             bytes
         };
@@ -114,8 +115,8 @@ impl FrameTemplate {
             bytes.put_u8(HITS_KEY);
             prost::encode_length_delimiter(hits as usize, &mut bytes).expect("a growing buffer has room");
         }
-        let length = u32::try_from(bytes.len() - HEAD_BYTES).expect("arguments are shorter than 4 GiB");
-        bytes[1..HEAD_BYTES].copy_from_slice(&length.to_be_bytes());
+        let prefix = frame_prefix(bytes.len() - FRAME_PREFIX_BYTES);
+        bytes[..FRAME_PREFIX_BYTES].copy_from_slice(&prefix);
         bytes.freeze()
     }
 }
@@ -154,10 +155,8 @@ struct AnswerCode {
 
 /// Decodes the body of an answer: a frame header and one uncompressed message.
 pub(super) fn outcome(body: &[u8]) -> AnswerKind {
-    let answer = match body.split_at_checked(HEAD_BYTES) {
-        Some(([0, length @ ..], message)) if be_u32(length) == message.len() => {
-            AnswerCode::decode(message).ok()
-        }
+    let answer = match body.split_first_chunk::<FRAME_PREFIX_BYTES>() {
+        Some((prefix, message)) if *prefix == frame_prefix(message.len()) => AnswerCode::decode(message).ok(),
         Some(_) | None => None,
     };
     match answer.map(|answer| answer.overall_code()) {
@@ -166,10 +165,6 @@ pub(super) fn outcome(body: &[u8]) -> AnswerKind {
         // Neither is a decision.
         Some(rate_limit_response::Code::Unknown) | None => AnswerKind::Failed(Code::Unknown),
     }
-}
-
-fn be_u32(bytes: &[u8]) -> usize {
-    bytes.iter().fold(0, |number, byte| number << 8 | usize::from(*byte))
 }
 
 #[cfg(test)]
@@ -226,7 +221,7 @@ mod tests {
             let written = values.map(|value| value.replace("{}", &number));
             let mut wanted = request(&written.each_ref().map(String::as_str));
             prop_assert_eq!(sent[0], 0, "not compressed");
-            prop_assert_eq!(be_u32(&sent[1..5]), sent.len() - 5);
+            prop_assert_eq!(&sent[..5], &frame_prefix(sent.len() - 5));
             wanted.hits_addend = if hits == 1 { 0 } else { hits };
             prop_assert_eq!(RateLimitRequest::decode(&sent[5..]).unwrap(), wanted);
         }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{ArgMatches, Command};
+use clap::ArgMatches;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
@@ -23,10 +23,6 @@ mod report;
 mod run;
 pub(super) mod schedule;
 mod stats;
-
-pub(super) fn command() -> Command {
-    flags::command()
-}
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandError> {
     let run = flags::run(matches)?;

@@ -4,6 +4,7 @@ use std::{fmt::Write, time::Duration};
 
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
+use tollgate_wire::code_name;
 use tonic::Code;
 
 use crate::bench::{
@@ -30,7 +31,7 @@ impl BenchReport {
     pub(super) fn new(callers: CallerCount, schedule: Option<&Schedule>, running: &Running) -> Self {
         let due = running.due();
         let stats = running.stats().clone();
-        let open = schedule.map(|schedule| (schedule.rate(), due.unwrap_or(stats.sent)));
+        let open = schedule.map(|schedule| (schedule.rate, due.unwrap_or(stats.sent)));
         Self { callers, time: running.measured(), stats, open }
     }
 
@@ -45,7 +46,7 @@ impl BenchReport {
     }
 
     fn errors(&self) -> impl Iterator<Item = (String, u64)> {
-        self.stats.errors.iter().map(|(code, number)| (name(Code::from_i32(*code)), *number))
+        self.stats.errors.iter().map(|(code, number)| (code_name(Code::from_i32(*code)), *number))
     }
 
     /// The latencies in nanoseconds, if any request has ended.
@@ -104,14 +105,13 @@ impl BenchReport {
     pub(super) fn json(&self) -> Value {
         let errors: Map<_, _> = self.errors().map(|(name, number)| (name, json!(number))).collect();
         let latency = self.latency().map(|latency| {
-            let quantile = |at| json!(us(latency.value_at_quantile(at) as f64));
-            let quantiles = QUANTILES.map(|(at, _, name)| (name.to_owned(), quantile(at)));
-            let mean = json!(us(latency.mean()));
-            let max = json!(us(latency.max() as f64));
-            quantiles
-                .into_iter()
-                .chain([("mean".to_owned(), mean), ("max".to_owned(), max)])
-                .collect::<Map<_, _>>()
+            let mut times = Value::Null;
+            for (at, _, name) in QUANTILES {
+                times[name] = us(latency.value_at_quantile(at) as f64).into();
+            }
+            times["mean"] = us(latency.mean()).into();
+            times["max"] = us(latency.max() as f64).into();
+            times
         });
         let mut whole = json!({
             "loop": if self.open.is_some() { "open" } else { "closed" },
@@ -135,18 +135,6 @@ impl BenchReport {
         }
         whole
     }
-}
-
-/// The name of a code in the specification of gRPC: that of tonic in capitals, with underscores.
-fn name(code: Code) -> String {
-    let mut name = String::new();
-    for letter in format!("{code:?}").chars() {
-        if letter.is_uppercase() && !name.is_empty() {
-            name.push('_');
-        }
-        name.push(letter.to_ascii_uppercase());
-    }
-    name
 }
 
 fn us(nanos: f64) -> f64 {
@@ -183,7 +171,7 @@ mod tests {
             "UNAUTHENTICATED",
         ];
         for (code, expected) in (0..).zip(names) {
-            assert_eq!(name(Code::from_i32(code)), expected);
+            assert_eq!(code_name(Code::from_i32(code)), expected);
         }
     }
 }

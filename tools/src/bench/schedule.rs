@@ -37,7 +37,8 @@ impl MeasuredSpan {
 /// The instants at which requests are due, relative to the start, in order. Clones yield the same instants.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
-    rate: u64,
+    /// Requests per second.
+    pub(super) rate: u64,
     arrivals: Arrivals,
     span: MeasuredSpan,
     rng: Box<SmallRng>,
@@ -53,11 +54,6 @@ impl Schedule {
     pub(crate) fn new(rate: u64, arrivals: Arrivals, span: MeasuredSpan, seed: u64) -> Self {
         let rng = Box::new(SmallRng::seed_from_u64(seed));
         Self { rate, arrivals, span, rng, number: 0, measured: 0, last: 0.0 }
-    }
-
-    /// Requests per second.
-    pub(super) fn rate(&self) -> u64 {
-        self.rate
     }
 
     fn instant(&mut self) -> Duration {

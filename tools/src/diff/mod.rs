@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{ArgMatches, Command};
 use serde_json::json;
 
-use crate::command::{FAILURE, examples, flag, path, print};
+use crate::command::{CommandError, examples, flag, path};
 
 mod compare;
 mod difference;
@@ -13,14 +13,11 @@ mod keys;
 
 use difference::Difference;
 
-/// The name of the command.
-pub(super) const NAME: &str = "diff";
-
 /// The exit code if the rules differ.
 const DIFFERENT: u8 = 1;
 
 pub(super) fn command() -> Command {
-    Command::new(NAME)
+    Command::new("diff")
         .about(
             "Show which limits change for which descriptors between two sets of rules; exits 0 if none does, 1 if any does, 2 on errors",
         )
@@ -30,15 +27,14 @@ pub(super) fn command() -> Command {
         .arg(flag("json", "Print the differences as JSON"))
 }
 
-pub(super) fn run(matches: &ArgMatches) -> ExitCode {
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandError> {
     let load = |name: &str| tollgate_rules::load(matches.get_one::<PathBuf>(name).expect("clap requires it"));
     let (old, new) = match (load("old"), load("new")) {
         (Ok(old), Ok(new)) => (old, new),
         (old, new) => {
-            for problems in [old.err(), new.err()].into_iter().flatten() {
-                eprintln!("{problems}");
-            }
-            return ExitCode::from(FAILURE);
+            let problems = [old.err(), new.err()].into_iter().flatten();
+            let problems: Vec<_> = problems.map(|problems| problems.to_string()).collect();
+            return Err(CommandError::Failed(problems.join("\n")));
         }
     };
     let old_hash = old.hash().to_owned();
@@ -55,12 +51,8 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     } else {
         readable(&differences, old_hash == new_hash)
     };
-    let printed = print((text + "\n").as_bytes());
-    match (printed == ExitCode::SUCCESS, differences.is_empty()) {
-        (false, _) => ExitCode::from(FAILURE),
-        (true, true) => ExitCode::SUCCESS,
-        (true, false) => ExitCode::from(DIFFERENT),
-    }
+    let code = if differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DIFFERENT) };
+    Ok((text, code))
 }
 
 fn readable(differences: &[Difference], is_same_content: bool) -> String {

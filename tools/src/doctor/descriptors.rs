@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 use tollgate_wire::finding::{EnvoyCharge, EnvoyDescriptor, EnvoyEntry};
 
-use crate::doctor::located::{field, message, place, text};
+use crate::doctor::located::{field, is_true, message, place, rate_limits, text};
 
 /// The maximum number of descriptors that are compared. A config dump of a large mesh has some hundreds.
 const DESCRIPTORS_MAX: usize = 5_000;
@@ -23,20 +23,15 @@ impl SentDescriptors {
     /// Adds those that these fields make, without what is in them.
     pub(super) fn add(&mut self, fields: &Map<String, Value>) {
         self.has_routes |= field(fields, "virtual_hosts").is_some();
-        let kind = text(fields, "@type").unwrap_or_default();
-        if let Some(Value::Array(items)) =
-            field(fields, "rate_limits").filter(|_| !kind.ends_with(".LocalRateLimit"))
-        {
-            let domain = text(fields, "domain").filter(|domain| !domain.is_empty());
-            for item in items.iter().filter_map(Value::as_object) {
-                self.add_route(domain.as_deref(), item);
-            }
+        let domain = text(fields, "domain").filter(|domain| !domain.is_empty());
+        for item in rate_limits(fields) {
+            self.add_route(domain.as_deref(), item);
         }
         let Some(Value::Array(items)) = field(fields, "descriptors") else { return };
         if message(fields, "rate_limit_service").is_none() {
             return;
         }
-        let domain = text(fields, "domain").unwrap_or_default();
+        let domain = domain.unwrap_or_default();
         for item in items.iter().filter_map(Value::as_object) {
             let entries = field(item, "entries").and_then(Value::as_array).into_iter().flatten();
             let entries = entries.map(|entry| of_network_filter(entry.as_object()?)).collect::<Option<_>>();
@@ -92,7 +87,7 @@ impl SentDescriptors {
 }
 
 fn charge(item: &Map<String, Value>) -> EnvoyCharge {
-    let at_end = field(item, "apply_on_stream_done").and_then(Value::as_bool).unwrap_or(false);
+    let at_end = is_true(item, "apply_on_stream_done");
     let addend = message(item, "hits_addend");
     // A 64-bit number is a text in the JSON form of Protocol Buffers.
     let number = addend.and_then(|addend| {
@@ -100,8 +95,7 @@ fn charge(item: &Map<String, Value>) -> EnvoyCharge {
         number.as_u64().or_else(|| number.as_str()?.parse().ok())
     });
     let has_format = addend.is_some_and(|addend| field(addend, "format").is_some());
-    let is_refund = addend
-        .is_some_and(|addend| field(addend, "is_negative_hits").and_then(Value::as_bool).unwrap_or(false));
+    let is_refund = addend.is_some_and(|addend| is_true(addend, "is_negative_hits"));
     match (at_end, number) {
         (true, _) if is_refund => EnvoyCharge::EndRefund,
         (true, Some(2..)) => EnvoyCharge::EndByCost,

@@ -9,7 +9,7 @@ use tollgate_wire::finding::{DoctorFinding, EnvoyDescriptor, listed};
 
 use crate::doctor::{
     descriptors::SentDescriptors,
-    located::{self, at, field, message, place, text},
+    located::{self, at, field, is_true, message, place, text},
     optional_entries::OptionalEntries,
     quotas::Quotas,
 };
@@ -73,35 +73,25 @@ impl Config {
 
     /// Reads a file with this name.
     fn parse(&mut self, bytes: &[u8], name: &str) -> Result<(), String> {
-        located::documents(bytes, name)?.iter().for_each(|document| self.add(document));
-        Ok(())
-    }
-
-    /// Adds what `value` and everything in it say. The depth of a value is bounded by its parser.
-    fn add(&mut self, value: &Value) {
-        match value {
-            Value::Array(items) => items.iter().for_each(|item| self.add(item)),
-            Value::Object(fields) => {
-                if field(fields, "rate_limit_service").is_some_and(Value::is_object) {
-                    let filter = RateLimitFilter::from_fields(fields);
-                    // A config dump repeats a filter for each listener.
-                    if !self.filters.iter().any(|known| filter.is_as(known)) {
-                        self.filters.push(filter);
-                    }
+        for fields in located::documents(bytes, name)?.iter().flat_map(located::objects) {
+            if message(fields, "rate_limit_service").is_some() {
+                let filter = RateLimitFilter::from_fields(fields);
+                // A config dump repeats a filter for each listener.
+                if !self.filters.iter().any(|known| filter.is_as(known)) {
+                    self.filters.push(filter);
                 }
-                if let Some(name) = cluster_name(fields) {
-                    let cluster = EnvoyCluster { speaks_http2: speaks_http2(fields), at: place(fields) };
-                    self.clusters.insert(name, cluster);
-                }
-                let headers_kb = field(fields, "max_request_headers_kb").and_then(Value::as_u64);
-                self.headers_kb = self.headers_kb.max(headers_kb);
-                self.optional_entries.add(fields);
-                self.descriptors.add(fields);
-                self.quotas.add(fields);
-                fields.values().for_each(|value| self.add(value));
             }
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+            if let Some(name) = cluster_name(fields) {
+                let cluster = EnvoyCluster { speaks_http2: speaks_http2(fields), at: place(fields) };
+                self.clusters.insert(name, cluster);
+            }
+            let headers_kb = field(fields, "max_request_headers_kb").and_then(Value::as_u64);
+            self.headers_kb = self.headers_kb.max(headers_kb);
+            self.optional_entries.add(fields);
+            self.descriptors.add(fields);
+            self.quotas.add(fields);
         }
+        Ok(())
     }
 
     /// The descriptors that it makes, for the server to compare with its rules.
@@ -238,7 +228,7 @@ impl RateLimitFilter {
             domain: text(fields, "domain").unwrap_or_default(),
             is_http: field(fields, "descriptors").is_none(),
             timeout: text(fields, "timeout").and_then(|text| duration(&text)),
-            denies_on_failure: field(fields, "failure_mode_deny").and_then(Value::as_bool).unwrap_or(false),
+            denies_on_failure: is_true(fields, "failure_mode_deny"),
             cluster: cluster.and_then(|cluster| text(cluster, "cluster_name")),
             // The default of the field, which means version 2.
             transport_api_version: service

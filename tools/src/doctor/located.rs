@@ -156,6 +156,35 @@ impl<'de> Visitor<'de> for LocatedValue<'_, '_> {
     }
 }
 
+/// The objects in `value`, itself included, each before those in it.
+pub(super) fn objects(value: &Value) -> impl Iterator<Item = &Map<String, Value>> {
+    let mut rest = vec![value];
+    std::iter::from_fn(move || {
+        loop {
+            match rest.pop()? {
+                Value::Array(items) => rest.extend(items.iter().rev()),
+                Value::Object(fields) => {
+                    rest.extend(fields.values().rev());
+                    return Some(fields);
+                }
+                Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+            }
+        }
+    })
+}
+
+/// The items of the `rate_limits` of a message, each of which makes a descriptor; none of a local rate limit.
+pub(super) fn rate_limits(fields: &Map<String, Value>) -> impl Iterator<Item = &Map<String, Value>> {
+    let is_local = text(fields, "@type").is_some_and(|kind| kind.ends_with(".LocalRateLimit"));
+    let items = field(fields, "rate_limits").filter(|_| !is_local).and_then(Value::as_array);
+    items.into_iter().flatten().filter_map(Value::as_object)
+}
+
+/// Whether a field is true.
+pub(super) fn is_true(fields: &Map<String, Value>, name: &str) -> bool {
+    field(fields, name).and_then(Value::as_bool) == Some(true)
+}
+
 /// The value of a field, under the name of the protocol or under its JSON name.
 pub(super) fn field<'v>(fields: &'v Map<String, Value>, name: &str) -> Option<&'v Value> {
     fields.get(name).or_else(|| fields.get(&json_name(name)))
@@ -209,18 +238,8 @@ mod tests {
 
     /// The places of all objects that have one.
     fn places(text: &str) -> Vec<String> {
-        fn add(value: &Value, found: &mut Vec<String>) {
-            match value {
-                Value::Array(items) => items.iter().for_each(|item| add(item, found)),
-                Value::Object(fields) => {
-                    found.extend(place(fields));
-                    fields.values().for_each(|value| add(value, found));
-                }
-                Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-            }
-        }
-        let mut found = Vec::new();
-        documents(text.as_bytes(), "f").unwrap().iter().for_each(|document| add(document, &mut found));
+        let documents = documents(text.as_bytes(), "f").unwrap();
+        let mut found: Vec<_> = documents.iter().flat_map(objects).filter_map(place).collect();
         found.sort();
         found
     }

@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
+use axum::http::Method;
 use clap::{ArgAction, ArgMatches, Command};
 use serde::Deserialize;
 use serde_json::json;
@@ -10,7 +11,7 @@ use tollgate_wire::finding::{DoctorFinding, FindingLevel};
 
 use crate::{
     admin_client,
-    command::{FAILURE, examples, file, flag, print, printable_json, value},
+    command::{CommandError, examples, file, flag, printable_json, value},
 };
 
 mod descriptors;
@@ -20,9 +21,6 @@ mod optional_entries;
 mod quota_settings;
 mod quotas;
 mod yaml_text;
-
-/// The name of the command.
-pub(super) const NAME: &str = "doctor";
 
 /// The exit code if there are findings.
 const FOUND: u8 = 1;
@@ -48,7 +46,7 @@ pub(super) fn command() -> Command {
         "A finding that is known and accepted: it is only counted, and does not change the exit code; repeat it for several",
     );
     let json = flag("json", "Print the findings as JSON");
-    Command::new(NAME)
+    Command::new("doctor")
         .about(
             "Examine a server and its cluster for what commonly goes wrong, and say how to repair it; exits 0 without errors and warnings, 1 with any, 2 without an answer",
         )
@@ -62,14 +60,8 @@ pub(super) fn command() -> Command {
         .arg(json)
 }
 
-pub(super) fn run(matches: &ArgMatches) -> ExitCode {
-    let (program, mut findings) = match examine(matches) {
-        Ok(found) => found,
-        Err(why) => {
-            eprintln!("{why}");
-            return ExitCode::from(FAILURE);
-        }
-    };
+pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandError> {
+    let (program, mut findings) = examine(matches)?;
     let accepted: Vec<_> = matches.get_many::<String>("accept").into_iter().flatten().collect();
     let all = findings.len();
     findings.retain(|finding| !accepted.contains(&&finding.id));
@@ -79,11 +71,8 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
     } else {
         readable(&findings, accepted)
     };
-    if print((text + "\n").as_bytes()) != ExitCode::SUCCESS {
-        return ExitCode::from(FAILURE);
-    }
     let is_sound = findings.iter().all(|finding| finding.level == FindingLevel::Advice);
-    if is_sound { ExitCode::SUCCESS } else { ExitCode::from(FOUND) }
+    Ok((text, if is_sound { ExitCode::SUCCESS } else { ExitCode::from(FOUND) }))
 }
 
 /// The version of the server, and all findings with the most urgent ones first.
@@ -91,11 +80,10 @@ fn examine(matches: &ArgMatches) -> Result<(String, Vec<DoctorFinding>), String>
     let paths = matches.get_many::<PathBuf>("envoy");
     let config = paths.map(|paths| envoy::Config::read(paths.map(PathBuf::as_path))).transpose()?;
     let (method, body) = match &config {
-        Some(config) => ("POST", json!(config.descriptors()).to_string()),
-        None => ("GET", String::new()),
+        Some(config) => (Method::POST, json!(config.descriptors()).to_string()),
+        None => (Method::GET, String::new()),
     };
-    let call = admin_client::AdminCall { method, path: "/doctor".to_owned(), body };
-    let answer = admin_client::ask(matches, &call)?;
+    let answer = admin_client::ask(matches, method, "/doctor", body)?;
     let examination: Examination = serde_json::from_value(answer)
         .map_err(|error| format!("cannot read the answer of the server: {error}"))?;
     let Examination { program, mut findings, domains, delays } = examination;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value};
 use tollgate_wire::finding::{DoctorFinding, listed};
 
-use crate::doctor::located::{at, field, message, place, text};
+use crate::doctor::located::{at, field, is_true, message, place, rate_limits, text};
 
 /// The id of the findings.
 const ID: &str = "envoy_optional_entry";
@@ -62,10 +62,7 @@ enum EntryPresence {
 impl OptionalEntries {
     /// Adds those in the `rate_limits` of a message.
     pub(super) fn add(&mut self, fields: &Map<String, Value>) {
-        let is_local = text(fields, "@type").is_some_and(|kind| kind.ends_with(".LocalRateLimit"));
-        let Some(Value::Array(items)) = field(fields, "rate_limits").filter(|_| !is_local) else { return };
-        let limits: Vec<_> =
-            items.iter().filter_map(|item| RateLimitItem::from_fields(item.as_object()?)).collect();
+        let limits: Vec<_> = rate_limits(fields).filter_map(RateLimitItem::from_fields).collect();
         for limit in &limits {
             let stays = |other: &RateLimitItem<'_>| other.stage == limit.stage && other.is_certain();
             let found = if limits.iter().any(stays) { &mut self.with_others } else { &mut self.alone };
@@ -115,10 +112,9 @@ fn with_places(found: &BTreeMap<String, Option<String>>) -> impl Iterator<Item =
 impl<'v> RateLimitItem<'v> {
     fn from_fields(fields: &'v Map<String, Value>) -> Option<Self> {
         let actions = field(fields, "actions")?.as_array()?.iter();
-        let is_set = |name| field(fields, name).and_then(Value::as_bool).unwrap_or(false);
         Some(Self {
             stage: field(fields, "stage").and_then(Value::as_u64).unwrap_or(0),
-            decides: !is_set("apply_on_stream_done"),
+            decides: !is_true(fields, "apply_on_stream_done"),
             actions: actions.filter_map(|action| EntryAction::from_fields(action.as_object()?)).collect(),
             at: place(fields),
         })
@@ -173,7 +169,7 @@ fn part(
 ) -> Option<(String, EntryPresence)> {
     let config = message(fields, action)?;
     let name = text(config, name)?;
-    let is_skipped = field(config, "skip_if_absent").and_then(Value::as_bool).unwrap_or(false);
+    let is_skipped = is_true(config, "skip_if_absent");
     let is_required = REQUIRED_HEADERS.iter().any(|required| name.eq_ignore_ascii_case(required));
     let presence = if is_required { EntryPresence::Always } else { EntryPresence::WithPart { is_skipped } };
     Some((format!("{kind} {name:?}"), presence))

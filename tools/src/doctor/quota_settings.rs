@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::doctor::located::{field, field_mut, message, remove, text};
+use crate::doctor::located::{field, field_mut, message, objects, remove, text};
 
 /// The name of the extension with the settings of a bucket.
 const SETTINGS_TYPE: &str =
@@ -42,14 +42,8 @@ pub(super) fn bounds_values(predicate: &Map<String, Value>) -> bool {
 
 /// Whether there is a field of this name in the fields, at any depth.
 pub(super) fn contains(fields: &Map<String, Value>, name: &str) -> bool {
-    fn is_in(value: &Value, name: &str) -> bool {
-        match value {
-            Value::Array(items) => items.iter().any(|item| is_in(item, name)),
-            Value::Object(fields) => contains(fields, name),
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
-        }
-    }
-    field(fields, name).is_some() || fields.values().any(|value| is_in(value, name))
+    let has = |fields: &Map<String, Value>| field(fields, name).is_some();
+    has(fields) || fields.values().flat_map(objects).any(has)
 }
 
 /// Whether a duration, in the JSON form of Protocol Buffers, is shorter than a day.
@@ -178,16 +172,8 @@ fn inputs(value: &Value) -> Vec<Value> {
 
 /// The first key of a bucket in `value`.
 fn bucket_key(value: &Value) -> String {
-    fn first(value: &Value) -> Option<&String> {
-        match value {
-            Value::Array(items) => items.iter().find_map(first),
-            Value::Object(fields) => {
-                let builder = message(fields, "bucket_id_builder");
-                let pairs = builder.and_then(|builder| message(builder, "bucket_id_builder"));
-                pairs.and_then(|pairs| pairs.keys().next()).or_else(|| fields.values().find_map(first))
-            }
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => None,
-        }
-    }
-    first(value).map_or_else(|| "others".to_owned(), String::clone)
+    let mut keys = objects(value).filter_map(|fields| {
+        message(message(fields, "bucket_id_builder")?, "bucket_id_builder")?.keys().next()
+    });
+    keys.next().map_or_else(|| "others".to_owned(), String::clone)
 }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use tollgate_wire::finding::{DoctorFinding, listed};
 
 use crate::doctor::{
-    located::{at, field, message, place, text},
+    located::{at, field, is_true, message, place, text},
     quota_settings::{bounds_values, closes_after, contains, denies_before, fallback, repaired},
     yaml_text,
 };
@@ -97,7 +97,7 @@ impl Quotas {
             Value::Array(items) => items.iter().for_each(|item| self.add_settings(item, is_bounded)),
             Value::Object(fields) => {
                 let is_bounded = is_bounded || message(fields, "predicate").is_some_and(bounds_values);
-                if field(fields, "keep_matching").and_then(Value::as_bool) == Some(true) {
+                if is_true(fields, "keep_matching") {
                     self.add_fault(FilterFault::Preview, None);
                 }
                 if message(fields, "bucket_id_builder").is_some()
@@ -208,26 +208,18 @@ mod tests {
     use tollgate_rules::yaml;
 
     use super::*;
+    use crate::doctor::located::objects;
 
     const DEPLOYED: &str = include_str!("../../../deploy/envoy/envoy-rlqs.yaml");
     const DENY: &str = "fallback_rate_limit: { blanket_rule: DENY_ALL }";
-
-    fn add_all(quotas: &mut Quotas, value: &Value) {
-        match value {
-            Value::Array(items) => items.iter().for_each(|item| add_all(quotas, item)),
-            Value::Object(fields) => {
-                quotas.add(fields);
-                fields.values().for_each(|value| add_all(quotas, value));
-            }
-            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-        }
-    }
 
     fn findings(text: &str) -> Vec<DoctorFinding> {
         let mut quotas = Quotas::default();
         let stream = yaml::load(text.as_bytes());
         assert!(stream.problems.is_empty(), "{text}");
-        stream.documents.iter().for_each(|document| add_all(&mut quotas, &document.to_json(&mut Vec::new())));
+        let documents: Vec<_> =
+            stream.documents.iter().map(|document| document.to_json(&mut Vec::new())).collect();
+        documents.iter().flat_map(objects).for_each(|fields| quotas.add(fields));
         assert!(quotas.has_filter());
         quotas.findings(&["quotas".to_owned()])
     }

@@ -5,12 +5,13 @@ use std::{
     io::{IsTerminal as _, stderr},
 };
 
+use axum::http::Method;
 use clap::ArgMatches;
 use serde_json::{Value, json};
 use tollgate_counter::printable;
 
 use crate::{
-    admin_client::{self, AdminCall},
+    admin_client,
     command::{Interrupts, block_on, list, show_progress},
     limits::rows::RowReader,
 };
@@ -112,8 +113,7 @@ impl<'t> ImportFile<'t> {
         let read = rows.iter().filter_map(|(_, line)| self.reader.read(line).transpose());
         let limits = read.map(|limit| Ok(json!({"limit": limit?}))).collect::<Result<Vec<_>, String>>()?;
         let body = json!({"limits": limits, "dryRun": pass == Pass::Check}).to_string();
-        let call = AdminCall { method: "POST", path: "/v1/limits/set".to_owned(), body };
-        let answer = admin_client::answer(matches, &call).await?;
+        let answer = admin_client::answer(matches, Method::POST, "/v1/limits/set", body).await?;
         let results = list(&answer["results"]);
         let is_own = |result: &&Value| result["error"]["code"] != ABORTED;
         let failed = || rows.iter().zip(results).filter(|(_, result)| result.get("error").is_some());

@@ -195,7 +195,8 @@ pub(super) struct Replay {
     /// For each rule, the requests that only the first side, and only the second side refuses.
     pub(super) refused_only: Vec<[u64; 2]>,
     users_refused_only: [TopKeys; 2],
-    decisions: Option<DecisionsFile>,
+    /// The file into which the decisions of the first side are written.
+    pub(super) decisions: Option<DecisionsFile>,
     pub(super) traffic: Traffic,
 }
 
@@ -221,6 +222,17 @@ impl Traffic {
         let nanos = self.first.map_or(0, |first| self.last.as_nanos().saturating_sub(first.as_nanos()));
         Duration::from_nanos(nanos)
     }
+
+    /// The instant at which a request is decided: time does not go back.
+    fn arrive(&mut self, at: Timestamp) -> Timestamp {
+        self.requests += 1;
+        self.first.get_or_insert(at);
+        if at < self.last {
+            self.out_of_order += 1;
+        }
+        self.last = self.last.max(at);
+        self.last
+    }
 }
 
 impl Replay {
@@ -235,11 +247,6 @@ impl Replay {
     /// Whether a descriptor has matched a rule of a side.
     pub(super) fn has_decided(&self) -> bool {
         self.first.has_decided() || self.second.as_ref().is_some_and(Side::has_decided)
-    }
-
-    /// Sets the file into which the decisions of the first side are written.
-    pub(super) fn with_decisions(self, decisions: Option<DecisionsFile>) -> Self {
-        Self { decisions, ..self }
     }
 
     /// The descriptors that one side refuses and the other does not, with the number of these requests.
@@ -307,18 +314,5 @@ impl Replay {
             });
         }
         Ok(())
-    }
-}
-
-impl Traffic {
-    /// The instant at which a request is decided: time does not go back.
-    fn arrive(&mut self, at: Timestamp) -> Timestamp {
-        self.requests += 1;
-        self.first.get_or_insert(at);
-        if at < self.last {
-            self.out_of_order += 1;
-        }
-        self.last = self.last.max(at);
-        self.last
     }
 }

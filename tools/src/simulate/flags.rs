@@ -78,17 +78,10 @@ pub(super) struct RecordedFlags {
     pub(super) path: PathBuf,
     pub(super) mapping: Mapping,
     pub(super) on_bad_line: OnBadLine,
-    format: Option<FormatName>,
-    columns: Option<Vec<String>>,
+    pub(super) format: RecordFormat,
 }
 
-impl RecordedFlags {
-    pub(super) fn format(&self) -> RecordFormat {
-        RecordFormat::new(self.format, self.columns.clone())
-    }
-}
-
-pub(super) fn command() -> Command {
+pub(crate) fn command() -> Command {
     Command::new("simulate")
         // clap would write the group before the rules.
         .override_usage("tollgate simulate [OPTIONS] <RULES> <INPUT|--generate <ARRIVALS>|--envoys <DEMANDS>>")
@@ -300,8 +293,10 @@ fn traffic(matches: &ArgMatches, rules: &Rules) -> Result<TrafficFlags, String> 
                 hits_field: text("hits"),
             },
             on_bad_line: if matches.get_flag("strict") { OnBadLine::Stop } else { OnBadLine::Count },
-            format: matches.get_one::<FormatName>("format").copied(),
-            columns: matches.get_many::<String>("columns").map(|names| names.cloned().collect()),
+            format: RecordFormat::new(
+                matches.get_one::<FormatName>("format").copied(),
+                matches.get_many::<String>("columns").map(|names| names.cloned().collect()),
+            ),
         }))),
     }
 }

@@ -61,11 +61,6 @@ impl Fields for KeyField<'_> {
     }
 }
 
-impl GeneratorTerms {
-    /// The only field of generated requests.
-    pub(super) const FIELD: &str = "key";
-}
-
 impl Generated {
     pub(super) fn new(mut terms: GeneratorTerms) -> Self {
         let next_user = terms.next_user();
@@ -95,6 +90,9 @@ impl Generated {
 }
 
 impl GeneratorTerms {
+    /// The only field of generated requests.
+    pub(super) const FIELD: &str = "key";
+
     fn next_user(&mut self) -> Option<Timestamp> {
         self.arrivals.next().map(|instant| self.start.after(self.shape.warp(instant)))
     }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use clap::{ArgMatches, Command};
+use clap::ArgMatches;
 use tokio::{
     task,
     time::{Instant, MissedTickBehavior, interval},
@@ -21,7 +21,7 @@ use crate::{
         decisions::DecisionsFile,
         engine::{Refusals, Replay, RuleTable, Side},
         event::Source,
-        flags::{Flags, TrafficFlags},
+        flags::{Flags, RecordedFlags, TrafficFlags},
         generator::Generated,
         input::{Recorded, file},
         progress::Progress,
@@ -34,7 +34,7 @@ mod decisions;
 mod engine;
 mod envoys;
 mod event;
-mod flags;
+pub(super) mod flags;
 mod generator;
 mod input;
 mod progress;
@@ -46,10 +46,6 @@ mod table;
 
 /// How often the progress is printed.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-
-pub(super) fn command() -> Command {
-    flags::command()
-}
 
 pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandError> {
     let rules = load(matches.get_one::<PathBuf>("rules").expect("clap requires it"))?;
@@ -130,8 +126,8 @@ impl Simulation {
         };
         let first = side(rules, &mut table);
         let second = other.map(|rules| side(rules, &mut table));
-        let decisions = self.flags.decisions.as_deref().map(DecisionsFile::create).transpose()?;
-        let mut replay = Replay::new(table, first, second, self.flags.users_max).with_decisions(decisions);
+        let mut replay = Replay::new(table, first, second, self.flags.users_max);
+        replay.decisions = self.flags.decisions.as_deref().map(DecisionsFile::create).transpose()?;
         let mut source = self.source()?;
         replay
             .run(&mut *source, &self.progress)
@@ -183,8 +179,8 @@ impl Simulation {
                 } else {
                     file::open(&recorded.path, &self.progress)?
                 };
-                let mapping = recorded.mapping.clone();
-                Box::new(Recorded::new(bytes, recorded.format(), mapping, recorded.on_bad_line))
+                let RecordedFlags { mapping, on_bad_line, format, .. } = &**recorded;
+                Box::new(Recorded::new(bytes, format.clone(), mapping.clone(), *on_bad_line))
             }
         })
     }

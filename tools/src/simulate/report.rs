@@ -177,7 +177,10 @@ impl RuleReport {
             highest_use: allowance.map(|allowance| match allowance {
                 0 if used.asked > 0 => 1.0,
                 0 => 0.0,
-                _ => share(allowance - used.remaining_min.min(allowance), allowance),
+                _ => share(
+                    allowance - used.remaining_min.map_or(allowance, |min| min.min(allowance)),
+                    allowance,
+                ),
             }),
             longest_wait_ms: u64::try_from(used.delay_max.as_millis()).unwrap_or(u64::MAX),
             hits: used.hits,

@@ -11,7 +11,7 @@ use tollgate_limiter::limiter::Status;
 const BINS_MAX: usize = 240;
 
 /// The use of one rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RuleUse {
     pub(super) asked: u64,
     pub(super) refused: u64,
@@ -21,24 +21,10 @@ pub(super) struct RuleUse {
     pub(super) refused_by_candidate: u64,
     /// The hits of all requests.
     pub(super) hits: u64,
-    /// The smallest number of hits that was left.
-    pub(super) remaining_min: u64,
+    /// The smallest number of hits that was left; `None` before the first request.
+    pub(super) remaining_min: Option<u64>,
     /// The longest time that a request waited in a queue.
     pub(super) delay_max: Duration,
-}
-
-impl Default for RuleUse {
-    fn default() -> Self {
-        Self {
-            asked: 0,
-            refused: 0,
-            refused_in_shadow: 0,
-            refused_by_candidate: 0,
-            hits: 0,
-            remaining_min: u64::MAX,
-            delay_max: Duration::ZERO,
-        }
-    }
 }
 
 impl RuleUse {
@@ -49,7 +35,7 @@ impl RuleUse {
         self.refused += u64::from(is_refused);
         self.refused_in_shadow += u64::from(status.refused_in_shadow);
         self.refused_by_candidate += u64::from(status.candidate_refuses);
-        self.remaining_min = self.remaining_min.min(status.remaining);
+        self.remaining_min = self.remaining_min.into_iter().chain([status.remaining]).min();
         self.delay_max = self.delay_max.max(delay);
     }
 }

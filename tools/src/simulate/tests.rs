@@ -43,7 +43,7 @@ fn rules(rules: &str) -> Rules {
 fn replayed(first: Rules, second: Option<Rules>, source: &mut dyn Source) -> SimulationReport {
     let arguments = ["simulate", "rules.yaml", "test", "--top", "3"];
     let compare = second.is_some().then_some(["--compare", "other.yaml"]).into_iter().flatten();
-    let matches = command().get_matches_from(arguments.into_iter().chain(compare));
+    let matches = flags::command().get_matches_from(arguments.into_iter().chain(compare));
     let flags = flags::read(&matches, &first).unwrap();
     let mut table = RuleTable::default();
     let first = Side::new(first, &mut table, MEMORY, Refusals::Answered);

@@ -7,11 +7,14 @@ use tollgate_limiter::limiter::Example;
 use tollgate_rules::{KeyedRules, Rules};
 use tollgate_shared_store::SharedStore;
 use tollgate_store::StoreStats;
-use tollgate_wire::finding::{DoctorFinding, listed};
+use tollgate_wire::{
+    code_name,
+    finding::{DoctorFinding, listed},
+};
 
 use crate::api::{
     admin::{AdminState, alerts::MEMORY_REPAIR, doctor::envoy::knows_keys, format},
-    failed_calls::{RecentFailures, code_name},
+    failed_calls::RecentFailures,
 };
 
 /// The time before the end of a certificate from which it is a finding, as in the alert of docs/metrics.md.
@@ -55,11 +58,11 @@ pub(super) fn findings(sources: &AdminState) -> Vec<DoctorFinding> {
 
 /// A finding for each code with which calls of the last minute have failed.
 fn failed_calls(recent: Vec<RecentFailures>) -> Vec<DoctorFinding> {
-    let mut by_code: BTreeMap<&str, Vec<RecentFailures>> = BTreeMap::new();
+    let mut by_code: BTreeMap<String, Vec<RecentFailures>> = BTreeMap::new();
     for failures in recent {
         by_code.entry(code_name(failures.code)).or_default().push(failures);
     }
-    let finding = |(code, each): (&str, Vec<RecentFailures>)| {
+    let finding = |(code, each): (String, Vec<RecentFailures>)| {
         let calls: u64 = each.iter().map(|failures| failures.calls).sum();
         let reasons = each.iter().map(|RecentFailures { method, reason, calls, peer, .. }| {
             let peer = peer.map(|peer| format!(", the last from {peer}")).unwrap_or_default();

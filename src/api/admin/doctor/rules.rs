@@ -133,27 +133,25 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource) -> Vec<DoctorFinding>
             "upgrade Tollgate to a version that knows these fields, or do not use them; `warnings` of `/rules` names the fields and the first descriptor of each resource",
         ));
     }
-    let each = || rules.domains().flat_map(Domain::rules);
-    let never_pass: Vec<_> =
-        each().filter(|rule| rule.limit().is_some_and(|limit| limit.allowance() == 0)).collect();
     findings.extend(rules_finding(
-        &never_pass,
+        rules,
+        |rule| rule.limit().is_some_and(|limit| limit.allowance() == 0),
         DoctorFinding::advice,
         "never_passes",
         "these rules let nothing pass",
         "raise requests_per_unit or burst, unless the rule is a ban on purpose",
     ));
-    let never_refuse: Vec<_> = each().filter(|rule| never_refuses(rule)).collect();
     findings.extend(rules_finding(
-        &never_refuse,
+        rules,
+        never_refuses,
         DoctorFinding::warning,
         "never_refuses",
         "these rules can hardly refuse anything: they allow more than a thousand million hits a second",
         "lower requests_per_unit, or write `unlimited: true`, which takes no counter",
     ));
-    let refuse_much: Vec<_> = each().filter(|rule| refuses_much(rule)).collect();
     findings.extend(rules_finding(
-        &refuse_much,
+        rules,
+        refuses_much,
         DoctorFinding::advice,
         "refuses_much",
         "these rules have refused more than half of their descriptors since they were loaded",
@@ -178,10 +176,9 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource) -> Vec<DoctorFinding>
 
 /// A finding if rules look limits of keys up, and this replica does not.
 pub(super) fn without_limit_source(rules: &Rules) -> Option<DoctorFinding> {
-    let each: Vec<_> =
-        rules.domains().flat_map(Domain::rules).filter(|rule| rule.looks_up_limits()).collect();
     rules_finding(
-        &each,
+        rules,
+        Rule::looks_up_limits,
         DoctorFinding::warning,
         "no_limits_source",
         "these rules have `own: {from: source}`, and limits.source is none, so all of their keys have the numbers of the rule",
@@ -194,15 +191,19 @@ pub(super) fn may_delay(rules: &Rules) -> bool {
     rules.domains().flat_map(Domain::rules).any(|rule| rule.admission() == Some(Admission::Delayed))
 }
 
+/// A finding about the rules that `is`, if there are any.
 fn rules_finding(
-    rules: &[&Rule],
+    rules: &Rules,
+    is: fn(&Rule) -> bool,
     finding: fn(&str, String, String) -> DoctorFinding,
     id: &str,
     what: &str,
     repair: &str,
 ) -> Option<DoctorFinding> {
-    let places = rules.iter().map(|rule| format!("{} at {}", rule.label(), rule.location));
-    (!rules.is_empty()).then(|| finding(id, format!("{what}: {}", listed(places)), repair.to_owned()))
+    let found = rules.domains().flat_map(Domain::rules).filter(|rule| is(rule));
+    let mut places = found.map(|rule| format!("{} at {}", rule.label(), rule.location)).peekable();
+    places.peek()?;
+    Some(finding(id, format!("{what}: {}", listed(places)), repair.to_owned()))
 }
 
 /// Whether a rule that lets something pass has refused more than half of many descriptors.

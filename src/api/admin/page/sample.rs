@@ -204,47 +204,33 @@ impl KeyGrowth {
     }
 }
 
-/// The growth of counts by name, between samples of the last seconds.
-// Invariant: the spans follow each other.
+/// The ends of the spans between samples of the last seconds, in their order, each with the growth of counts by name.
+/// The growth of the first span is not used, as its begin is unknown.
 #[derive(Debug, Default)]
-struct RecentGrowth {
-    begin: Option<Timestamp>,
-    spans: VecDeque<GrowthSpan>,
-}
-
-#[derive(Debug)]
-struct GrowthSpan {
-    end: Timestamp,
-    grown: Vec<(String, u64)>,
-}
+struct RecentGrowth(VecDeque<(Timestamp, Vec<(String, u64)>)>);
 
 impl RecentGrowth {
-    /// Adds what has grown since the sample before. The first sample begins the time, and what has grown before it is
-    /// dropped.
+    /// Adds what has grown since the sample before.
     fn add(&mut self, now: Timestamp, mut grown: Vec<(String, u64)>) {
-        if self.begin.is_none() {
-            self.begin = Some(now);
-            return;
-        }
         if grown.len() > NAMES_MAX {
             grown.select_nth_unstable_by_key(NAMES_MAX, |(_, growth)| Reverse(*growth));
             grown.truncate(NAMES_MAX);
         }
-        self.spans.push_back(GrowthSpan { end: now, grown });
-        while self.spans.len() > 1 && now.since(self.spans[0].end) >= RATE_SPAN {
-            self.begin = self.spans.pop_front().map(|span| span.end);
+        self.0.push_back((now, grown));
+        while self.0.len() > 2 && now.since(self.0[1].0) >= RATE_SPAN {
+            self.0.pop_front();
         }
     }
 
     /// The growth of each name a second, the greatest first.
     fn rates(&self) -> Vec<(String, f64)> {
-        let (Some(begin), Some(last)) = (self.begin, self.spans.back()) else { return Vec::new() };
-        let seconds = last.end.since(begin).as_secs_f64();
+        let (Some((begin, _)), Some((end, _))) = (self.0.front(), self.0.back()) else { return Vec::new() };
+        let seconds = end.since(*begin).as_secs_f64();
         if seconds <= 0.0 {
             return Vec::new();
         }
         let mut sums: HashMap<&str, u64> = HashMap::new();
-        for (name, growth) in self.spans.iter().flat_map(|span| &span.grown) {
+        for (name, growth) in self.0.iter().skip(1).flat_map(|(_, grown)| grown) {
             *sums.entry(name).or_default() += growth;
         }
         let mut sums: Vec<_> = sums.into_iter().collect();

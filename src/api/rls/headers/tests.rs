@@ -61,7 +61,7 @@ impl Service {
         let clock = Clock::manual(NOW);
         let limiter = Limiter::new(Arc::new(ActiveRules::from_rules(rules, NOW)), memory, clock.clone());
         let limiter = limiter.with_modes(Modes { quota_mode, shadow_mode: false });
-        let api = Api::new(limiter, ApiSettings::default()).with_headers(settings);
+        let api = Api { headers: Arc::new(settings), ..Api::new(limiter, ApiSettings::default()) };
         Self { api, clock, now: NOW }
     }
 

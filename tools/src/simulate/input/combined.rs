@@ -2,24 +2,18 @@
 
 use std::borrow::Cow;
 
+use smallvec::SmallVec;
 use tollgate_wire::descriptor_template::Fields;
 
-/// A line, by its fields.
-#[derive(Debug)]
-pub(super) struct CombinedLine<'l> {
-    remote_addr: &'l str,
-    remote_user: &'l str,
-    start_time: &'l str,
-    // As written: a malformed request is one text without a method.
-    request: &'l str,
-    response_code: &'l str,
-    bytes_sent: &'l str,
-    // The referer, the user agent and, in the `main` format of NGINX, `X-Forwarded-For`. The common format has none.
-    quoted: [Option<&'l str>; QUOTED.len()],
-}
-
-/// The fields after the size, in order.
+/// The fields up to the size, in order.
+const BARE: [&str; 8] =
+    ["remote_addr", "remote_user", "start_time", "method", "path", "protocol", "response_code", "bytes_sent"];
+/// The fields after the size, in order. The common format has none, and only the `main` format of NGINX has the last one.
 const QUOTED: [&str; 3] = ["referer", "user_agent", "x_forwarded_for"];
+
+/// A line, by the values of its fields.
+#[derive(Debug)]
+pub(super) struct CombinedLine<'l>(SmallVec<[Option<&'l str>; 16]>);
 
 impl<'l> CombinedLine<'l> {
     /// Reads `address ident user [time] "METHOD path protocol" code bytes "referer" "agent"`.
@@ -41,40 +35,33 @@ impl<'l> CombinedLine<'l> {
         if !is_number(response_code) || !(is_number(bytes_sent) || bytes_sent == "-") {
             return None;
         }
-        let mut quoted = [None; QUOTED.len()];
+        let client = [remote_addr, remote_user, start_time].map(Some);
+        let response = [response_code, bytes_sent].map(Some);
+        let mut values: SmallVec<_> =
+            client.into_iter().chain(request_parts(request)).chain(response).collect();
         let mut rest = words.next().unwrap_or_default();
-        for field in &mut quoted {
-            if rest.is_empty() {
-                break;
-            }
+        while !rest.is_empty() && values.len() < BARE.len() + QUOTED.len() {
             let (text, after) = in_quotes(rest)?;
-            (*field, rest) = (Some(text), after.strip_prefix(' ').unwrap_or(after));
+            values.push(Some(text));
+            rest = after.strip_prefix(' ').unwrap_or(after);
         }
-        Some(Self { remote_addr, remote_user, start_time, request, response_code, bytes_sent, quoted })
+        Some(Self(values))
     }
+}
 
-    /// A part of the request; `None` if it is malformed. Version 0.9 has no protocol.
-    fn request(&self, index: usize) -> Option<&'l str> {
-        let parts: Vec<_> = self.request.splitn(3, ' ').collect();
-        let is_method =
-            parts[0].bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-' || byte == b'_');
-        parts.get(index).copied().filter(|_| is_method && parts.len() > 1)
-    }
+/// Method, path and protocol; none if the request is malformed. Version 0.9 has no protocol.
+fn request_parts(request: &str) -> [Option<&str>; 3] {
+    let mut parts = request.splitn(3, ' ');
+    let [method, path, protocol] = [(); 3].map(|()| parts.next());
+    let is_in_method = |byte: u8| byte.is_ascii_uppercase() || byte == b'-' || byte == b'_';
+    let is_valid = path.is_some() && method.is_some_and(|method| method.bytes().all(is_in_method));
+    if is_valid { [method, path, protocol] } else { [None; 3] }
 }
 
 impl Fields for CombinedLine<'_> {
     fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
-        let value = match name {
-            "remote_addr" => self.remote_addr,
-            "remote_user" => self.remote_user,
-            "start_time" => self.start_time,
-            "method" => self.request(0)?,
-            "path" => self.request(1)?,
-            "protocol" => self.request(2)?,
-            "response_code" => self.response_code,
-            "bytes_sent" => self.bytes_sent,
-            _ => self.quoted[QUOTED.iter().position(|field| *field == name)?]?,
-        };
+        let index = BARE.iter().chain(&QUOTED).position(|field| *field == name)?;
+        let value = self.0.get(index).copied()??;
         // Both servers write a dash for what is missing.
         (value != "-" && !value.is_empty()).then(|| unescaped(value))
     }

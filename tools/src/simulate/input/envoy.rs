@@ -2,23 +2,18 @@
 
 use std::borrow::Cow;
 
+use smallvec::SmallVec;
 use tollgate_wire::descriptor_template::Fields;
 
-/// The fields after the request, in order, without quotes and in quotes.
+/// The fields in their order: those up to the end of the request, and those after it without and with quotes.
+const REQUEST: [&str; 4] = ["start_time", "method", "path", "protocol"];
 const BARE: [&str; 6] =
     ["response_code", "response_flags", "bytes_received", "bytes_sent", "duration", "upstream_service_time"];
 const QUOTED: [&str; 5] = ["x_forwarded_for", "user_agent", "request_id", "authority", "upstream_host"];
 
-/// A line, by its fields.
+/// A line, by the values of its fields.
 #[derive(Debug)]
-pub(super) struct AccessLine<'l> {
-    start_time: &'l str,
-    method: &'l str,
-    path: &'l str,
-    protocol: &'l str,
-    bare: [&'l str; BARE.len()],
-    quoted: [&'l str; QUOTED.len()],
-}
+pub(super) struct AccessLine<'l>(SmallVec<[&'l str; 16]>);
 
 impl<'l> AccessLine<'l> {
     /// Reads `[time] "METHOD path protocol" code flags received sent duration time "for" "agent" "id" "host" "to"`.
@@ -32,35 +27,20 @@ impl<'l> AccessLine<'l> {
         let (path, rest) = rest.split_once(' ')?;
         let (protocol, rest) = rest.split_once("\" ")?;
         let (bare_text, quoted_text) = rest.split_once(" \"")?;
-        let mut bare = [""; BARE.len()];
-        let mut words = bare_text.split(' ');
-        for field in &mut bare {
-            *field = words.next()?;
-        }
+        let mut values = SmallVec::from_slice(&[start_time, method, path, protocol]);
+        values.extend(bare_text.split(' '));
+        let has_bare = values.len() == REQUEST.len() + BARE.len();
         // Envoy does not escape quotes, so only a quote beside a space ends a field.
-        let mut quoted = [""; QUOTED.len()];
-        let mut texts = quoted_text.strip_suffix('"')?.split("\" \"");
-        for field in &mut quoted {
-            *field = texts.next()?;
-        }
-        let is_whole = words.next().is_none() && texts.next().is_none();
-        is_whole.then_some(Self { start_time, method, path, protocol, bare, quoted })
+        values.extend(quoted_text.strip_suffix('"')?.split("\" \""));
+        let is_whole = has_bare && values.len() == REQUEST.len() + BARE.len() + QUOTED.len();
+        is_whole.then_some(Self(values))
     }
 }
 
 impl Fields for AccessLine<'_> {
     fn get(&self, name: &str) -> Option<Cow<'_, [u8]>> {
-        let at = |names: &[&str]| names.iter().position(|field| *field == name);
-        let value = match name {
-            "start_time" => self.start_time,
-            "method" => self.method,
-            "path" => self.path,
-            "protocol" => self.protocol,
-            _ => match at(&BARE) {
-                Some(index) => self.bare[index],
-                None => self.quoted[at(&QUOTED)?],
-            },
-        };
+        let mut names = REQUEST.iter().chain(&BARE).chain(&QUOTED);
+        let value = self.0[names.position(|field| *field == name)?];
         // Envoy writes a dash for what is missing.
         (value != "-").then_some(Cow::Borrowed(value.as_bytes()))
     }

@@ -8,7 +8,8 @@ const LINE_MAX: usize = 1 << 20;
 /// The lines of a text, with their numbers.
 pub(super) struct Lines<R> {
     bytes: R,
-    number: u64,
+    /// The number of the last line, from 1.
+    pub(super) number: u64,
     line: Vec<u8>,
 }
 
@@ -26,11 +27,6 @@ pub(super) enum Line<'l> {
 impl<R: BufRead> Lines<R> {
     pub(super) fn new(bytes: R) -> Self {
         Self { bytes, number: 0, line: Vec::new() }
-    }
-
-    /// The number of the last line, from 1.
-    pub(super) fn number(&self) -> u64 {
-        self.number
     }
 
     /// The next line. An error has the number of the line that could not be read.

@@ -118,7 +118,7 @@ impl Source for Recorded {
                 Ok(()) if event.is_empty() => self.skipped.without_descriptor += 1,
                 Ok(()) => return Ok(true),
                 Err(why) => {
-                    let line = self.lines.number();
+                    let line = self.lines.number;
                     if self.on_bad_line == OnBadLine::Stop {
                         return Err(format!("line {line}: {why}"));
                     }

@@ -30,7 +30,7 @@ named! {
 }
 
 /// A format, with what it keeps from line to line.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::simulate) struct RecordFormat {
     // `None` until it is found by the first line.
     name: Option<FormatName>,
