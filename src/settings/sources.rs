@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, io, path::PathBuf};
 
+use config::{Config, ConfigError, Environment, Source, ValueKind};
 use tollgate_counter::files;
 use tollgate_rules::yaml::{self, Mark, YamlNode, YamlPair, YamlValue};
 use tollgate_shared_store::{PasswordSource, PasswordSources};
@@ -52,6 +53,9 @@ pub enum SettingsError {
     /// One or more invalid settings; each line names the source and the accepted values.
     #[error("{}", .0.join("\n"))]
     Wrong(Vec<String>),
+    /// The sources cannot be layered.
+    #[error(transparent)]
+    Layers(#[from] ConfigError),
 }
 
 /// The environment of this process.
@@ -68,17 +72,17 @@ impl SettingsSources {
     pub fn load(&self) -> Result<Settings, SettingsError> {
         let mut reader = SettingsReader::default();
         self.read_file(&mut reader)?;
-        self.read_environment(&mut reader);
+        self.read_environment(&mut reader)?;
         let flag = |setting: &Setting| format!("--{}", setting.flag());
         for (setting, value) in &self.flags {
             reader.set(SettingOrigin::Flag, &flag(setting), flag, setting.name, value);
         }
-        let translation = self.read_reference(&mut reader);
+        let translation = self.read_reference(&mut reader)?;
         let traces = otel::traces(&self.environment).unwrap_or_else(|problem| {
             reader.problems.push(problem);
             None
         });
-        let given = reader.effective();
+        let given = reader.effective()?;
         if !reader.problems.is_empty() {
             return Err(SettingsError::Wrong(reader.problems));
         }
@@ -120,22 +124,24 @@ impl SettingsSources {
         Ok(())
     }
 
-    fn read_environment(&self, reader: &mut SettingsReader) {
+    fn read_environment(&self, reader: &mut SettingsReader) -> Result<(), SettingsError> {
         // A variable without the double underscore is not a setting: Kubernetes defines such variables for a Service.
-        let given = self.environment.iter().filter(|(variable, _)| variable.contains("__"));
-        let given = given.filter_map(|(variable, value)| {
-            let name = variable.strip_prefix("TOLLGATE_")?;
-            Some((name.to_lowercase().replace("__", "."), value))
-        });
-        for (name, value) in given.collect::<BTreeMap<_, _>>() {
-            reader.set(SettingOrigin::Environment, &variable(&name), Setting::variable, &name, value);
+        let is_setting = |name: &str| name.starts_with("TOLLGATE_") && name.contains("__");
+        let given = self.environment.iter().filter(|(name, _)| is_setting(name));
+        let given = given.map(|(name, value)| (name.to_uppercase(), value.clone()));
+        let source = Environment::with_prefix("TOLLGATE").prefix_separator("_").separator("__");
+        let values: BTreeMap<_, _> = source.source(Some(given.collect())).collect()?.into_iter().collect();
+        for (name, value) in values {
+            let value = value.into_string()?;
+            reader.set(SettingOrigin::Environment, &variable(&name), Setting::variable, &name, &value);
         }
+        Ok(())
     }
 
     /// Reads the variables of another server, which override defaults only. All other sources were read before.
-    fn read_reference(&self, reader: &mut SettingsReader) -> Translation {
-        let Some(Compat::EnvoyRatelimit) = self.compat else { return Translation::default() };
-        let given = reader.effective();
+    fn read_reference(&self, reader: &mut SettingsReader) -> Result<Translation, SettingsError> {
+        let Some(Compat::EnvoyRatelimit) = self.compat else { return Ok(Translation::default()) };
+        let given = reader.effective()?;
         let is_given =
             |name: &str| given.iter().any(|given| given.name == name && given.from != SettingOrigin::Default);
         let SettingsDraft { store, redis, links, .. } = draft(&given);
@@ -150,7 +156,7 @@ impl SettingsSources {
         for Given { setting, value, variable } in &translation.settings {
             reader.set(SettingOrigin::Reference, variable, |_| variable.clone(), setting, value);
         }
-        translation
+        Ok(translation)
     }
 }
 
@@ -169,23 +175,30 @@ fn draft(given: &[EffectiveSetting]) -> SettingsDraft {
 struct SettingsReader {
     /// Tries values; a value without effect must be valid, too.
     draft: SettingsDraft,
-    /// The valid values, each with its source. Those of a later source override those of an earlier one, and the last of
-    /// one source those before it.
+    /// The valid values, each with its source; those of a later source override those of an earlier one.
     values: Vec<(SettingOrigin, &'static str, String)>,
     problems: Vec<String>,
 }
 
 impl SettingsReader {
-    /// The effective value of each setting, in the order of the catalog: that of its last source.
-    fn effective(&self) -> Vec<EffectiveSetting> {
-        let effective = |&Setting { name, default, .. }: &Setting| {
-            let given = self.values.iter().filter(|(_, given, _)| *given == name);
-            let (from, value) = given
-                .max_by_key(|(from, ..)| *from)
-                .map_or((SettingOrigin::Default, default), |(from, _, value)| (*from, value.as_str()));
-            EffectiveSetting { name, value: value.to_owned(), from }
-        };
-        CATALOG.iter().map(effective).collect()
+    /// The effective value of each setting, in the order of the catalog.
+    fn effective(&self) -> Result<Vec<EffectiveSetting>, ConfigError> {
+        let mut config = Config::builder();
+        for (from, name, text) in &self.values {
+            let value = config::Value::new(Some(&from.name().to_owned()), text.as_str());
+            config = match from {
+                SettingOrigin::Default | SettingOrigin::Reference => config.set_default(name, value)?,
+                SettingOrigin::File | SettingOrigin::Environment | SettingOrigin::Flag => {
+                    config.set_override(name, value)?
+                }
+            };
+        }
+        let config = config.build()?;
+        let each = CATALOG.iter().map(|Setting { name, default, .. }| {
+            let (text, from) = value(&config, name).unwrap_or((*default, SettingOrigin::Default));
+            EffectiveSetting { name, value: text.to_owned(), from }
+        });
+        Ok(each.collect())
     }
 
     /// The pairs of a mapping in a settings file; empty for null.
@@ -250,6 +263,18 @@ impl SettingsReader {
             }
         }
     }
+}
+
+/// The value of a setting, and its source.
+fn value<'c>(config: &'c Config, name: &str) -> Option<(&'c str, SettingOrigin)> {
+    let inner = |value: &'c config::Value, part| {
+        let ValueKind::Table(values) = &value.kind else { return None };
+        values.get(part)
+    };
+    let found = name.split('.').try_fold(&config.cache, inner)?;
+    let ValueKind::String(text) = &found.kind else { return None };
+    let origin = SettingOrigin::ALL.into_iter().find(|origin| found.origin() == Some(origin.name()))?;
+    Some((text, origin))
 }
 
 /// Whether settings have names that begin with this section.

@@ -98,8 +98,8 @@ pub struct EffectiveSetting {
 }
 
 named! {
-    /// The origin of a value. A later one overrides those before it.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    /// The origin of a value.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum SettingOrigin {
         /// The default.
         Default = "default",
