@@ -513,7 +513,7 @@ fn shares_of_merged_divisions_are_in_force_until_clients_report() {
         let last = if half < whole { 100 } else { 50 };
         assert_eq!(share(&merged), last, "that of the last report");
         assert!(held(&mut merged) >= 150, "the client may have the other one");
-        [1, 2].map(|stream| report(&mut merged, stream, 16.0));
+        (1..=2).for_each(|stream| report(&mut merged, stream, 16.0));
         merged.turn(view, at(20.0));
         assert_eq!((share(&merged), merged.granted().rate.per_second), (50, 100), "after reports");
     }
