@@ -11,8 +11,7 @@ use crate::{
     file::DocumentDraft,
     overlay::Overlay,
     prefix_tree::TreeLevel,
-    reader::Located,
-    yaml::{self, quote},
+    yaml::{self, Located, quote},
 };
 
 mod document_compiler;
@@ -78,7 +77,7 @@ impl Compiler<'_> {
         let Documents { origin, stream, unknown } = source.documents();
         if let Some(Unknown { first, count }) = unknown {
             self.unknown_fields += count;
-            Diagnostics::new(origin.clone(), &mut self.warnings).add(first.mark, first.what);
+            Diagnostics::new(origin.clone(), &mut self.warnings).add(first.mark, first.value);
         }
         let mut diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
         let unread = !stream.problems.is_empty();

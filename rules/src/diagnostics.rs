@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use tollgate_counter::printable::escaped;
 
-use crate::yaml::{self, Mark};
+use crate::yaml::{Located, Mark};
 
 /// What rules are read from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -186,9 +186,9 @@ impl<'p> Diagnostics<'p> {
         if self.problems.is_full() { self.problems.drop_one() } else { self.add(mark, what()) }
     }
 
-    /// Adds the problems that the reader of YAML has found.
-    pub(crate) fn add_all(&mut self, problems: Vec<yaml::YamlProblem>) {
-        problems.into_iter().for_each(|problem| self.add(problem.mark, problem.what));
+    /// Adds several problems.
+    pub(crate) fn add_all(&mut self, problems: Vec<Located<String>>) {
+        problems.into_iter().for_each(|problem| self.add(problem.mark, problem.value));
     }
 
     /// The location of `mark` in this file or resource.

@@ -11,9 +11,9 @@ use crate::{
     keys::KeySection,
     network_keys,
     prefix_tree::{MatchKind, composite},
-    reader::{Located, MappingFields, required},
+    reader::{MappingFields, required},
     spelling,
-    yaml::{Mark, YamlNode, YamlValue, quote},
+    yaml::{Located, Mark, YamlNode, YamlValue, quote},
 };
 
 mod key_values;
@@ -63,7 +63,7 @@ impl<'t> DocumentDraft<'t> {
     /// Reads a document; `None` if the domain is unknown, or if it is one of another program.
     pub(crate) fn read(mut node: YamlNode<'t>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
         if let Some(problem) = dialect::recognise(&node) {
-            diagnostics.add(problem.mark, problem.what);
+            diagnostics.add(problem.mark, problem.value);
             return None;
         }
         let fields = MappingFields::read(&node, KeySection::Root, diagnostics)?;
@@ -199,7 +199,7 @@ pub(crate) fn metadata(
     diagnostics.add_all(problems);
     match json {
         Json::Object(value) => Some(Located { value, mark: node.mark }),
-        _other_json if node.value == crate::yaml::YamlValue::Unreadable => None,
+        _other_json if node.value == YamlValue::Unreadable => None,
         _other_json => {
             diagnostics.add(node.mark, format!("`metadata` takes a mapping, not {}", node.describe()));
             None

@@ -6,8 +6,8 @@ use crate::{
     keys::KeySection,
     network::{Network, NetworkError},
     prefix_tree::MatchKind,
-    reader::{Located, MappingFields},
-    yaml::quote,
+    reader::MappingFields,
+    yaml::{Located, quote},
 };
 
 /// The key of the entries in which Envoy sends networks as text.

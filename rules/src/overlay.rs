@@ -12,8 +12,8 @@ use crate::{
     keys::KeySection,
     network_keys,
     pattern::Pattern,
-    reader::{Located, MappingFields, required},
-    yaml::{self, YamlNode, YamlValue},
+    reader::{MappingFields, required},
+    yaml::{self, Located, YamlNode, YamlValue},
 };
 
 /// Keys of `rate_limit` that are the control plane's.

@@ -12,8 +12,8 @@ use crate::{
     keys::KeySection,
     pattern::Pattern,
     prefix_tree::composite,
-    reader::{Located, MappingFields, required},
-    yaml::quote,
+    reader::{MappingFields, required},
+    yaml::{Located, quote},
 };
 
 /// The most items of `quotas` of a rule.

@@ -4,15 +4,8 @@ use crate::{
     diagnostics::Diagnostics,
     dialect,
     keys::{self, KeySection, RuleKey, Takes},
-    yaml::{Mark, Resolved, YamlNode, YamlPair, YamlValue, quote},
+    yaml::{Located, Mark, Resolved, YamlNode, YamlPair, YamlValue, quote},
 };
-
-/// A value and its position.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Located<T> {
-    pub(crate) value: T,
-    pub(crate) mark: Mark,
-}
 
 impl Located<&'static str> {
     /// What has this name.

@@ -15,9 +15,8 @@ use crate::{
     pattern::Pattern,
     prefix_tree::{MatchKind, TreeLevel, TreeNode, composite},
     quotas,
-    reader::Located,
     stats::StatsHandle,
-    yaml::{self, quote},
+    yaml::{self, Located, quote},
 };
 
 /// Compiles the descriptors of one document into the prefix tree of their domain.

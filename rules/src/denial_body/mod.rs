@@ -7,8 +7,8 @@ use crate::{
     },
     diagnostics::Diagnostics,
     keys::KeySection,
-    reader::{Located, MappingFields},
-    yaml::{Resolved, YamlNode, YamlPair, YamlValue, quote},
+    reader::MappingFields,
+    yaml::{Located, Resolved, YamlNode, YamlPair, YamlValue, quote},
 };
 
 mod template;

@@ -9,8 +9,8 @@ use crate::{
     diagnostics::Diagnostics,
     keys::{self, KEYS, KeySection, RuleKey, Takes},
     quotas,
-    reader::{Located, MappingFields},
-    yaml::{Mark, YamlNode, YamlValue},
+    reader::MappingFields,
+    yaml::{Located, Mark, YamlNode, YamlValue},
 };
 
 const SEVERAL_LIMITS: &str = "`rate_limit` takes one limit, a mapping, not a list; nest each further limit below `descriptors` of this descriptor, as in `{key: window, value: hour, rate_limit: {...}}`, and let the caller send a descriptor with that entry too";

@@ -15,8 +15,7 @@ use crate::{
         RuleTerms, period,
         terms::{AtRate, debt, excess, number},
     },
-    reader::Located,
-    yaml::Mark,
+    yaml::{Located, Mark},
 };
 
 /// The largest number of places: as many as a log has entries.

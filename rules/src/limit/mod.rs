@@ -7,8 +7,7 @@ use crate::{
     diagnostics::Diagnostics,
     file::{GivenKey, KeyValues},
     keys::{self, AppliesTo},
-    reader::Located,
-    yaml::quote,
+    yaml::{Located, quote},
 };
 
 mod buckets;
@@ -33,7 +32,7 @@ pub(crate) fn terms(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Opt
     let misplaced = draft.given.iter().filter_map(|given| misuse(draft, given)).chain(contradictions(draft));
     let misplaced: Vec<_> = misplaced.chain(unfit_quota_unit(draft)).collect();
     let all_fit = misplaced.is_empty();
-    misplaced.into_iter().for_each(|problem| diagnostics.add(problem.mark, problem.value));
+    diagnostics.add_all(misplaced);
     if draft.is_unlimited() {
         let displayed_limit = DisplayedLimit { requests_per_unit: 0, unit: None };
         return all_fit.then_some(RuleTerms { allowance: Allowance::Unlimited, displayed_limit });

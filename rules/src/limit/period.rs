@@ -10,8 +10,7 @@ use crate::{
     diagnostics::Diagnostics,
     file::KeyValues,
     keys::{self, WEEKDAYS},
-    reader::Located,
-    yaml::{Mark, quote},
+    yaml::{Located, Mark, quote},
 };
 
 /// A period and the unit of the same length, if there is one.

@@ -4,7 +4,7 @@ use tollgate_counter::algorithm::{Excess, Limit};
 
 use crate::{
     Allowance, DisplayedLimit, diagnostics::Diagnostics, file::KeyValues, limit::period::Period,
-    reader::Located,
+    yaml::Located,
 };
 
 /// What a rule allows, and the limit that responses display.

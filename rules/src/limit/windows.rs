@@ -8,7 +8,7 @@ use crate::{
     diagnostics::Diagnostics,
     file::KeyValues,
     limit::terms::{AtRate, debt},
-    reader::Located,
+    yaml::Located,
 };
 
 /// The maximum number of sub-windows of a window.

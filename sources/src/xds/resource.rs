@@ -9,7 +9,7 @@ use prost::{
 use prost_types::{Struct, Value as Json, value::Kind};
 use tollgate_rules::{
     DESCRIPTORS_MAX, Documents, ResourceLocation, RuleInput, RuleOrigin, Unit, Unknown, composite,
-    yaml::{Mark, Scalar, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue},
+    yaml::{Located, Mark, Scalar, YamlNode, YamlPair, YamlStream, YamlValue},
 };
 
 use crate::xds::proto::ratelimit::config::ratelimit::v3::{
@@ -53,7 +53,7 @@ fn unreadable(what: &str, error: &DecodeError) -> String {
 
 /// The warning of unknown fields, of which `first` has the name of the field at the first place.
 fn described(Unknown { first, count }: Unknown) -> Unknown {
-    let field = first.what;
+    let field = first.value;
     let others = match count - 1 {
         0 => String::new(),
         1 => ", here and at 1 other descriptor".to_owned(),
@@ -62,13 +62,13 @@ fn described(Unknown { first, count }: Unknown) -> Unknown {
     let what = format!(
         "the field {field} is unknown to this version and is ignored{others}; the limit may not be the one that the control plane means"
     );
-    Unknown { first: YamlProblem { mark: first.mark, what }, count }
+    Unknown { first: Located::new(first.mark, what), count }
 }
 
 #[derive(Default)]
 struct ResourceReader {
     places: Vec<ResourceLocation>,
-    problems: Vec<YamlProblem>,
+    problems: Vec<Located<String>>,
     unknown: Option<Unknown>,
 }
 
@@ -82,13 +82,13 @@ impl ResourceReader {
     }
 
     fn problem(&mut self, mark: Mark, what: String) {
-        self.problems.push(YamlProblem { mark, what });
+        self.problems.push(Located::new(mark, what));
     }
 
     /// Notes the first field of the message in `bytes` that is not known.
     fn note_unknown(&mut self, bytes: &[u8], known: &KnownFields, mark: Mark) {
         let Some(what) = unknown_field(bytes, known) else { return };
-        let first = YamlProblem { mark, what };
+        let first = Located::new(mark, what);
         self.unknown.get_or_insert(Unknown { first, count: 0 }).count += 1;
     }
 
