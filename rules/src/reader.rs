@@ -92,6 +92,11 @@ impl<'n> MappingFields<'n> {
         }
     }
 
+    /// The location of a boolean that is `true`.
+    pub(crate) fn flag(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Mark> {
+        self.boolean(key, diagnostics).filter(|boolean| boolean.value).map(|boolean| boolean.mark)
+    }
+
     /// An integer from 0 to 2^64 - 1.
     pub(crate) fn integer(&self, key: &str, diagnostics: &mut Diagnostics<'_>) -> Option<Located<u64>> {
         const WANTED: &str = "a whole number from 0 to 18446744073709551615, without quotes";

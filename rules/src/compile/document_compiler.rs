@@ -92,8 +92,7 @@ impl DocumentCompiler<'_> {
             return;
         }
         self.flags(&draft, &composite);
-        let is_shared = draft.share_threshold.as_ref().is_some_and(|boolean| boolean.value);
-        let own = if is_shared { Pattern::parse(&composite) } else { None };
+        let own = draft.share_threshold.and_then(|_| Pattern::parse(&composite));
         let shared = parent.shared.iter().cloned().chain(own).collect();
         let mut here =
             ParentLevel { path, is_descriptor: true, groups: parent.groups.clone(), shared, matching };
@@ -119,8 +118,8 @@ impl DocumentCompiler<'_> {
                 key: key.into(),
                 value: draft.value.into(),
                 rule,
-                value_to_metric: draft.value_to_metric.is_some_and(|boolean| boolean.value),
-                share_threshold: draft.share_threshold.is_some_and(|boolean| boolean.value),
+                value_to_metric: draft.value_to_metric.is_some(),
+                share_threshold: draft.share_threshold.is_some(),
                 group,
                 children,
             };
@@ -171,9 +170,6 @@ impl DocumentCompiler<'_> {
                 .add(mark, "`value` is empty, so any value matches; give a value, or leave the key out");
         }
         self.misspellings(&draft.misspellings);
-        let set = |boolean: &Option<Located<bool>>| {
-            boolean.as_ref().filter(|boolean| boolean.value).map(|boolean| boolean.mark)
-        };
         if draft.is_network_as_text() && self.warnings.location(draft.mark).is_in_file() {
             let what = format!(
                 "{} is compared as text and matches no address; add `match: cidr` to match the addresses of the network",
@@ -182,7 +178,7 @@ impl DocumentCompiler<'_> {
             self.warnings.add(draft.mark, what);
         }
         let is_single = draft.kind.is_some_and(|kind| !kind.has_several_values());
-        if let Some(mark) = set(&draft.share_threshold).filter(|_| is_single) {
+        if let Some(mark) = draft.share_threshold.filter(|_| is_single) {
             let what = format!(
                 "`share_threshold` needs a `*` in `key` or `value`, or `match: cidr`, but this is {}",
                 quote(composite)
@@ -197,9 +193,9 @@ impl DocumentCompiler<'_> {
         }
         let metadata = draft.metadata.as_ref().map(|metadata| metadata.mark);
         for (name, mark) in [
-            ("shadow_mode", set(&draft.shadow_mode)),
-            ("quota_mode", set(&draft.quota_mode)),
-            ("detailed_metric", set(&draft.detailed_metric)),
+            ("shadow_mode", draft.shadow_mode),
+            ("quota_mode", draft.quota_mode),
+            ("detailed_metric", draft.detailed_metric),
             ("metadata", metadata),
         ] {
             if let Some(mark) = mark {
@@ -246,7 +242,6 @@ impl DocumentCompiler<'_> {
         if let (Allowance::Limited(limited), None) = (&terms.allowance, &overlay) {
             quotas::check_floors(limit.quotas(), limited, &mut self.warnings);
         }
-        let set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
         let lease = limit.boolean("lease").is_none_or(|lease| lease.value);
         let is_hidden = limit.boolean("headers").is_some_and(|shown| !shown.value);
         let options = RuleOptions {
@@ -268,9 +263,9 @@ impl DocumentCompiler<'_> {
                 .map(|what| what.value)
                 .unwrap_or_default(),
             lease,
-            shadow_mode: set(&draft.shadow_mode) || self.trial.is_some_and(|trial| trial.shadow_mode),
-            quota_mode: set(&draft.quota_mode),
-            detailed_metric: set(&draft.detailed_metric),
+            shadow_mode: draft.shadow_mode.is_some() || self.trial.is_some_and(|trial| trial.shadow_mode),
+            quota_mode: draft.quota_mode.is_some(),
+            detailed_metric: draft.detailed_metric.is_some(),
             is_hidden,
             denial_body: limit.denial_body().cloned().map(Arc::new),
             displayed_limit: terms.displayed_limit,
@@ -320,8 +315,7 @@ fn group_misfit(draft: &DescriptorDraft<'_>) -> Option<&'static str> {
             "`group` has no effect on a single value; leave `value` out, or give a network with `match: cidr`",
         );
     }
-    let is_shared = draft.share_threshold.as_ref().is_some_and(|shared| shared.value);
-    is_shared.then_some(
+    draft.share_threshold.is_some().then_some(
         "`group` cannot be combined with `share_threshold`, which counts all values as one; remove one of them",
     )
 }
