@@ -28,12 +28,8 @@ pub(crate) fn compile_all(contents: &Contents, overlay: Option<&Overlay>) -> Res
     compile_with(contents.problems.clone(), &contents.sources, overlay, None)
 }
 
-/// Compiles all files together, with the numbers of `trial`.
-pub(super) fn compile_trial(contents: &Contents, trial: &Trial) -> Result<Rules, Problems> {
-    compile_with(contents.problems.clone(), &contents.sources, None, Some(trial))
-}
-
-fn compile_with(
+/// Compiles sources together, with what an overlay adds and with the numbers of a trial. `problems` refuse them too.
+pub(super) fn compile_with(
     problems: Problems,
     sources: &[RuleInput],
     overlay: Option<&Overlay>,

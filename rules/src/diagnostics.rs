@@ -50,9 +50,7 @@ impl Location {
     pub fn whole(origin: Arc<RuleOrigin>) -> Self {
         Self { origin, mark: Mark::START }
     }
-}
 
-impl Location {
     /// Whether it is in a file, and not in a resource of a control plane.
     pub(crate) fn is_in_file(&self) -> bool {
         match &*self.origin {
@@ -113,12 +111,7 @@ impl Problems {
 
     /// Adds a problem.
     pub fn push(&mut self, problem: Problem) {
-        if self.is_full() { self.drop_one() } else { self.list.push(problem) }
-    }
-
-    /// Counts a problem that is not retained.
-    fn drop_one(&mut self) {
-        self.dropped += 1;
+        if self.is_full() { self.dropped += 1 } else { self.list.push(problem) }
     }
 
     /// Whether further problems are only counted.
@@ -183,7 +176,7 @@ impl<'p> Diagnostics<'p> {
     /// Adds a problem whose text takes a while, such as one with a suggestion. The text is written only if the problem
     /// is retained.
     pub(crate) fn add_with(&mut self, mark: Mark, what: impl FnOnce() -> String) {
-        if self.problems.is_full() { self.problems.drop_one() } else { self.add(mark, what()) }
+        if self.problems.is_full() { self.problems.dropped += 1 } else { self.add(mark, what()) }
     }
 
     /// Adds several problems.

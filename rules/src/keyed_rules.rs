@@ -67,7 +67,8 @@ pub struct MatchPosition {
 /// The rule and the key of a descriptor whose last values are left open.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenMatch {
-    position: MatchPosition,
+    /// The rule.
+    pub position: MatchPosition,
     key: OpenKey,
 }
 
@@ -114,12 +115,6 @@ impl KeyedRules {
     /// The secret.
     pub fn secret(&self) -> &Secret {
         &self.secret
-    }
-
-    /// The rule of `open`, which was found in these rules.
-    #[inline(always)]
-    pub fn matched(&self, open: &OpenMatch) -> Option<Match<'_>> {
-        self.match_at(open.position)
     }
 
     /// The match at a position, which was found in these rules.

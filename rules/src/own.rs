@@ -87,16 +87,17 @@ pub(crate) type CompileOwn =
 /// What keys of a rule may have of their own.
 #[derive(Clone)]
 pub struct OwnBounds {
-    bounds: Vec<(&'static str, u64)>,
-    unlimited: bool,
+    // The largest number of each.
+    pub(crate) bounds: Vec<(&'static str, u64)>,
+    pub(crate) unlimited: bool,
     // The numbers that the rule gives.
-    given: Vec<&'static str>,
+    pub(crate) given: Vec<&'static str>,
     // The nanoseconds of the period of the rule, if a key may have another one.
-    free_period: Option<u64>,
-    is_from_source: bool,
-    // Of all that the limits of keys are made of besides their own numbers.
-    fingerprint: u16,
-    compile: Arc<CompileOwn>,
+    pub(crate) free_period: Option<u64>,
+    pub(crate) is_from_source: bool,
+    // Of all that the limits of keys are made of besides their own numbers; 0 unless keys look up their limits.
+    pub(crate) fingerprint: u16,
+    pub(crate) compile: Arc<CompileOwn>,
 }
 
 /// The bounds alone: the rest is in the limit of the rule.
@@ -131,17 +132,6 @@ impl OwnNumbers {
 }
 
 impl OwnBounds {
-    /// The bounds of a rule that gives these numbers.
-    pub(crate) fn new(
-        bounds: Vec<(&'static str, u64)>,
-        unlimited: bool,
-        given: Vec<&'static str>,
-        free_period: Option<u64>,
-        compile: Arc<CompileOwn>,
-    ) -> Self {
-        Self { bounds, unlimited, given, free_period, is_from_source: false, fingerprint: 0, compile }
-    }
-
     /// The bounds of a rule with this limit whose keys look up their limits.
     pub(crate) fn with_source(self, limit: &Limit) -> Self {
         let mut hasher = FxHasher::default();
@@ -159,11 +149,6 @@ impl OwnBounds {
     #[inline]
     pub fn is_from_source(&self) -> bool {
         self.is_from_source
-    }
-
-    /// The largest number of each.
-    pub(crate) fn largest(&self) -> &[(&'static str, u64)] {
-        &self.bounds
     }
 
     /// The largest number of this name, in `unit` or in that of the rule.

@@ -98,11 +98,6 @@ impl KeyValues {
         self.given.iter().find(|given| given.key.name == name).map(|given| given.mark)
     }
 
-    /// Whether `unlimited` is set.
-    pub(crate) fn is_unlimited(&self) -> bool {
-        self.is_set("unlimited")
-    }
-
     /// The name, if it has one.
     pub(crate) fn name(&self) -> Option<&str> {
         self.text("name").map(|name| &*name.value).filter(|name| !name.is_empty())

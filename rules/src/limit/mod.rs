@@ -33,7 +33,7 @@ pub(crate) fn terms(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Opt
     let misplaced: Vec<_> = misplaced.chain(unfit_quota_unit(draft)).collect();
     let all_fit = misplaced.is_empty();
     diagnostics.add_all(misplaced);
-    if draft.is_unlimited() {
+    if draft.is_set("unlimited") {
         let displayed_limit = DisplayedLimit { requests_per_unit: 0, unit: None };
         return all_fit.then_some(RuleTerms { allowance: Allowance::Unlimited, displayed_limit });
     }
@@ -141,7 +141,7 @@ fn misuse(draft: &KeyValues, given: &GivenKey) -> Option<Located<String>> {
     let names = |some: &[AlgorithmName]| keys::quoted_list(some.iter().map(|name| name.name()));
     let value = match (given.key.applies_to, algorithm) {
         (AppliesTo::Any, _) => return None,
-        _limiting if draft.is_unlimited() => {
+        _limiting if draft.is_set("unlimited") => {
             format!("`{name}` has no meaning with `unlimited: true`; remove one of them")
         }
         (AppliesTo::Limited, _) | (AppliesTo::ClassicOr(_), None) | (AppliesTo::Named, Some(_)) => {
@@ -174,7 +174,7 @@ fn misuse(draft: &KeyValues, given: &GivenKey) -> Option<Located<String>> {
 
 /// The problems of mutually exclusive keys.
 fn contradictions(draft: &KeyValues) -> Vec<Located<String>> {
-    if draft.is_unlimited() {
+    if draft.is_set("unlimited") {
         return Vec::new();
     }
     let mut found = Vec::new();

@@ -34,19 +34,21 @@ pub(crate) fn own_bounds(
         }
     }
     let given = OwnNumbers::NAMES.into_iter().filter(|name| draft.given(name).is_some()).collect();
-    let bounds = bounds.into_iter().map(|(name, max)| (name, max.value)).collect();
-    let compile = Arc::new(move |numbers: &[_], window: Option<&str>| compile(&without_own, numbers, window));
-    let is_from_source = own.given("from").is_some();
-    let mark = own.mark;
-    let own = OwnBounds::new(bounds, own.is_set("unlimited"), given, free_period(limit), compile.clone());
-    match compile(own.largest(), None) {
-        Ok(_) if is_from_source => Some(own.with_source(limit)),
-        Ok(_) => Some(own),
-        Err(why) => {
-            diagnostics.add(mark, format!("the largest numbers of a key do not fit the rule: {why}"));
-            None
-        }
+    let bounds: Vec<_> = bounds.into_iter().map(|(name, max)| (name, max.value)).collect();
+    if let Err(why) = compile(&without_own, &bounds, None) {
+        diagnostics.add(own.mark, format!("the largest numbers of a key do not fit the rule: {why}"));
+        return None;
     }
+    let found = OwnBounds {
+        bounds,
+        unlimited: own.is_set("unlimited"),
+        given,
+        free_period: free_period(limit),
+        is_from_source: false,
+        fingerprint: 0,
+        compile: Arc::new(move |numbers: &[_], window: Option<&str>| compile(&without_own, numbers, window)),
+    };
+    Some(if own.given("from").is_some() { found.with_source(limit) } else { found })
 }
 
 /// The nanoseconds of the period of `limit`, if a counter does not depend on it.
