@@ -204,9 +204,14 @@ impl Trust {
         Secrets::parse(&text).map(Material::Secrets).map_err(|reason| file_error("secret_file", path, reason))
     }
 
+    /// Warns if every user of the machine can read the secret.
     fn warn_if_exposed(&self) {
-        if let (None, Some(path)) = (&self.files, &self.secret_file) {
-            warn_if_world_readable(path);
+        let (None, Some(path)) = (&self.files, &self.secret_file) else { return };
+        // A file that has vanished is reported when it is read again.
+        let mode = fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
+        if mode & WORLD_READABLE != 0 {
+            let mode = format!("{:04o}", mode & 0o7777);
+            warn!(path = %path.display(), mode, "cluster secret is readable for every user of this machine; set its mode to 0400 or 0440");
         }
     }
 
@@ -251,16 +256,6 @@ impl Files {
 
 fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, TrustError> {
     read_file(path).map_err(|reason| file_error(setting, path, reason))
-}
-
-/// Warns if every user of the machine can read the secret.
-fn warn_if_world_readable(path: &Path) {
-    // A file that has vanished is reported when it is read again.
-    let mode = fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
-    if mode & WORLD_READABLE != 0 {
-        let mode = format!("{:04o}", mode & 0o7777);
-        warn!(path = %path.display(), mode, "cluster secret is readable for every user of this machine; set its mode to 0400 or 0440");
-    }
 }
 
 fn file_error(setting: &'static str, path: &Path, reason: String) -> TrustError {
