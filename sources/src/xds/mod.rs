@@ -4,7 +4,7 @@
 
 use std::{convert::Infallible, error::Error, sync::Arc, time::Duration};
 
-use futures_util::{Stream, stream::poll_fn};
+use futures_util::stream::poll_fn;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{sleep, timeout},
@@ -119,13 +119,13 @@ impl XdsClient {
         let channel = self.connect().await?;
         self.stats.connected();
         info!(url = self.settings.url, "connected to the control plane");
-        let (requests, receiver) = mpsc::channel(REQUESTS_MAX);
+        let (requests, mut receiver) = mpsc::channel(REQUESTS_MAX);
         let first = self.session.subscribe();
         // The receiver is alive, and the channel is empty.
         let _ = requests.send(first).await;
         let mut client = AggregatedDiscoveryServiceClient::new(channel)
             .max_decoding_message_size(self.settings.message_bytes_max);
-        let mut request = tonic::Request::new(stream_of(receiver));
+        let mut request = tonic::Request::new(poll_fn(move |cx| receiver.poll_recv(cx)));
         endpoint::add_headers(request.metadata_mut(), &self.settings.headers);
         // A control plane without rules for this node answers nothing, so there is no timeout.
         let responses = client.stream_aggregated_resources(request).await.map_err(end)?;
@@ -178,8 +178,4 @@ fn end(status: tonic::Status) -> String {
         return "the connection was lost".to_owned();
     }
     format!("{} ({:?})", status.message(), status.code())
-}
-
-fn stream_of(mut requests: mpsc::Receiver<DiscoveryRequest>) -> impl Stream<Item = DiscoveryRequest> {
-    poll_fn(move |context| requests.poll_recv(context))
 }
