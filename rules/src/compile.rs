@@ -165,18 +165,14 @@ impl Compiler<'_> {
             rules += domain.rules.len();
             domain
         };
-        let domains = self.domains.into_iter().map(finish).collect();
-        let overlay_misfits = self.overlay_use.misfits;
-        let conflicts = self.conflicts;
-        let unknown_fields = self.unknown_fields;
         Ok(Rules {
-            domains,
+            domains: self.domains.into_iter().map(finish).collect(),
             by_name: self.by_name,
             hash,
             warnings,
-            overlay_misfits,
-            conflicts,
-            unknown_fields,
+            overlay_misfits: self.overlay_use.misfits,
+            conflicts: self.conflicts,
+            unknown_fields: self.unknown_fields,
         })
     }
 }

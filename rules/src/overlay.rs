@@ -96,18 +96,8 @@ impl Overlay {
         let Some(name) = name else { return };
         let domain = self.domains.entry(name).or_default();
         domain.rules.extend(first..self.rules.len());
-        if let Some(Located { value, mark }) = on_denied {
-            if domain.on_denied.is_some_and(|before| before != value) {
-                diagnostics.add(mark, "`on_denied` of this domain has another value above; set it once");
-            }
-            domain.on_denied = Some(value);
-        }
-        if let Some(Located { value, mark }) = denial_body {
-            if domain.denial_body.as_ref().is_some_and(|before| *before != value) {
-                diagnostics.add(mark, "`denial_body` of this domain has another value above; set it once");
-            }
-            domain.denial_body = Some(value);
-        }
+        set_once(&mut domain.on_denied, "on_denied", on_denied, diagnostics);
+        set_once(&mut domain.denial_body, "denial_body", denial_body, diagnostics);
     }
 
     /// What a refused call charges in this domain, if the overlay says so.
@@ -141,6 +131,20 @@ impl Overlay {
     pub(crate) fn first(&self, matching: &MatchingRules) -> Option<usize> {
         matching.rules.iter().copied().find(|index| self.rules[*index].path.len() == matching.depth)
     }
+}
+
+/// Sets a value, if it is given. Reports another one than before.
+fn set_once<T: PartialEq>(
+    shared: &mut Option<T>,
+    name: &str,
+    given: Option<Located<T>>,
+    diagnostics: &mut Diagnostics<'_>,
+) {
+    let Some(Located { value, mark }) = given else { return };
+    if shared.as_ref().is_some_and(|before| *before != value) {
+        diagnostics.add(mark, format!("`{name}` of this domain has another value above; set it once"));
+    }
+    *shared = Some(value);
 }
 
 impl OverlayRule {

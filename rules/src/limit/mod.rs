@@ -20,7 +20,8 @@ mod windows;
 
 pub(crate) use own::own_bounds;
 pub(crate) use terms::RuleTerms;
-pub use value::{KeyValue, algorithm_keys};
+pub use value::algorithm_keys;
+pub(crate) use value::time_text;
 
 use terms::{LimitAtRate, at_rate};
 

@@ -1,12 +1,14 @@
 //! The penalty of a rule.
 
+use std::time::Duration;
+
 use tollgate_counter::algorithm::{Limit, Penalized, Penalty, Span};
 
 use crate::{
     Allowance,
     diagnostics::Diagnostics,
     file::KeyValues,
-    limit::{KeyValue, RuleTerms, period, terms::number},
+    limit::{RuleTerms, period, terms::number, time_text},
 };
 
 /// The bounds of `after` and `factor`.
@@ -75,7 +77,7 @@ fn in_order(
 ) -> bool {
     let is_in_order = spans[1].nanos() <= spans[0].nanos();
     if !is_in_order {
-        let [long, short] = spans.map(|span| KeyValue::Time(std::time::Duration::from_nanos(span.nanos())));
+        let [long, short] = spans.map(|span| time_text(Duration::from_nanos(span.nanos())));
         diagnostics.add(
             draft.text(longer).map_or(draft.mark, |text| text.mark),
             format!("`{longer}` of a penalty is at least as long as `{shorter}`, but {long} is shorter than {short}"),
