@@ -309,8 +309,8 @@ impl Router<'_> {
             }
             Requester::Caller(ticket, _) => {
                 let own = self.slots.known_own_terms(open.check.key, self.cx.wall);
-                let outcome = RemoteOutcome::unreachable().with_known_own(own.as_ref());
-                self.cx.out.actions.push(NodeAction::Complete(ticket, outcome));
+                let RemoteOutcome { outcome, decided_by } = RemoteOutcome::unreachable();
+                self.complete(ticket, outcome.by_own(own.as_ref()), decided_by);
             }
             // The owner must learn of the consumption later.
             Requester::NoReply => {
