@@ -17,7 +17,8 @@ use crate::bucket::QuotaAction;
 /// Actions for the buckets of a stream that are not sent yet, at most one for each.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    client: Option<SocketAddr>,
+    /// The address of the client.
+    pub(super) client: Option<SocketAddr>,
     actions: Mutex<BTreeMap<u32, QuotaAction>>,
     // Whether the rules have changed since the buckets were looked up.
     has_new_rules: AtomicBool,
@@ -28,11 +29,6 @@ impl Outbox {
     /// An empty outbox for the client at this address.
     pub(super) fn new(client: Option<SocketAddr>) -> Self {
         Self { client, ..Self::default() }
-    }
-
-    /// The address of the client.
-    pub(super) fn client(&self) -> Option<SocketAddr> {
-        self.client
     }
 
     /// Adds actions from another stream or task.

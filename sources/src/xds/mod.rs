@@ -96,11 +96,11 @@ impl XdsClient {
         // One line for each outage, or for each new cause.
         let mut logged = None;
         loop {
-            let answers_before = self.session.answers();
+            let answers_before = self.session.answers;
             let Err(error) = self.follow().await;
             self.stats.disconnected();
             let url = &self.settings.url;
-            if self.session.answers() > answers_before {
+            if self.session.answers > answers_before {
                 backoff.reset();
                 logged = None;
             }

@@ -34,7 +34,8 @@ pub(super) struct XdsSession {
     accepted_version: String,
     // The fingerprint of the contents that were refused last, if none were accepted since.
     refused: Option<(u128, Arc<Problems>)>,
-    answers: u64,
+    /// The number of answers so far, on all streams.
+    pub(super) answers: u64,
 }
 
 impl XdsSession {
@@ -48,11 +49,6 @@ impl XdsSession {
             user_agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         };
         Self { node, accepted_version: String::new(), refused: None, answers: 0 }
-    }
-
-    /// The number of answers so far, on all streams.
-    pub(super) fn answers(&self) -> u64 {
-        self.answers
     }
 
     /// The first request of a new stream: all resources, as if none were known.
