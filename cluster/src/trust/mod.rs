@@ -223,7 +223,7 @@ impl Material<Secrets> {
             Self::Certificates(files, contents) => Ok(Material::Certificates(files, contents)),
             Self::Secrets(path, secrets) => match secrets.derive() {
                 Ok(authorities) => Ok(Material::Secrets(path, authorities)),
-                Err(reason) => Err(file_error("secret_file", &path, reason)),
+                Err(error) => Err(file_error("secret_file", &path, error.to_string())),
             },
         }
     }
@@ -234,7 +234,7 @@ impl Material<Authorities> {
         match self {
             Self::Certificates(files, contents) => files.configs(contents, clock),
             Self::Secrets(path, authorities) => {
-                authorities.configs(clock).map_err(|reason| file_error("secret_file", path, reason))
+                authorities.configs(clock).map_err(|error| file_error("secret_file", path, error.to_string()))
             }
         }
     }
