@@ -17,9 +17,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Allowance, DescriptorRef, Domain, LevelTrace, MatchKind, NetworkGroup, Rule, Rules,
+    Allowance, DescriptorRef, Domain, MatchKind, NetworkGroup, Rule, Rules,
     prefix_tree::{self, MatchedNode, Steps},
-    trace,
 };
 
 /// A set of rules and the secret under which the keys of its counters are hashed. Neither changes: a reload or another
@@ -36,7 +35,7 @@ pub struct KeyedRules {
 /// A domain of [`KeyedRules`].
 #[derive(Clone, Copy, Debug)]
 pub struct KeyedDomain<'r> {
-    domain: &'r Domain,
+    pub(super) domain: &'r Domain,
     keyed: &'r KeyedRules,
 }
 
@@ -196,12 +195,6 @@ impl<'r> KeyedDomain<'r> {
         let steps = self.domain.root.steps(entries);
         let matched = |step: &MatchedNode<'r>| DescriptorRef::new(self.domain, step.node, Some(step.kind));
         steps.iter().map(matched).collect()
-    }
-
-    /// A trace of the lookup: one level for each entry, up to the first entry without a match. Slower than
-    /// [`Self::find`]: it visits every node of these levels.
-    pub fn trace(self, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
-        trace::levels(self.domain, entries)
     }
 
     /// The key of the counter of `limit` for these entries, without a rule.

@@ -161,16 +161,6 @@ impl OwnBounds {
         Some(u64::try_from(in_unit).unwrap_or(u64::MAX))
     }
 
-    /// Why the key cannot have this unit.
-    fn unit_problem(&self, numbers: &OwnNumbers) -> Option<&'static str> {
-        numbers.unit?;
-        match (self.free_period, numbers.requests_per_unit) {
-            (None, _) => Some("`unit` is that of the rule, because the counter depends on it"),
-            (Some(_), None) => Some("`unit` needs `requests_per_unit`"),
-            (Some(_), Some(_)) => None,
-        }
-    }
-
     /// What decides on a key with these numbers, whose counter has the window of the rule unless another is named.
     ///
     /// # Errors
@@ -183,8 +173,13 @@ impl OwnBounds {
         if !numbers.unlimited && numbers.given().next().is_none() {
             return Err("no number is given; to remove the limit of its own, clear it".to_owned());
         }
-        if let Some(why) = self.unit_problem(numbers).filter(|_| !numbers.unlimited) {
-            return Err(why.to_owned());
+        if numbers.unit.is_some() && !numbers.unlimited {
+            if self.free_period.is_none() {
+                return Err("`unit` is that of the rule, because the counter depends on it".to_owned());
+            }
+            if numbers.requests_per_unit.is_none() {
+                return Err("`unit` needs `requests_per_unit`".to_owned());
+            }
         }
         self.require_bounds(numbers)?;
         let StoredTerms { limit, displayed_limit } = self.compiled(numbers, window)?;

@@ -46,7 +46,7 @@ pub(crate) struct Patterns {
 }
 
 /// A map keyed by affixes, with the lengths that occur among them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Affixes<T> {
     lengths: Vec<usize>,
     of: FxHashMap<Box<[u8]>, T>,
@@ -56,18 +56,6 @@ struct Affixes<T> {
 struct Numbered {
     number: u32,
     middle: Vec<Box<[u8]>>,
-}
-
-impl<T> Affixes<T> {
-    const fn new() -> Self {
-        Self { lengths: Vec::new(), of: FxHashMap::with_hasher(FxBuildHasher) }
-    }
-}
-
-impl<T> Default for Affixes<T> {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 impl<T: Default> Affixes<T> {
@@ -82,7 +70,7 @@ impl<T: Default> Affixes<T> {
 impl Patterns {
     /// A set without patterns.
     pub(crate) const fn new() -> Self {
-        Self { prefixes: Affixes::new() }
+        Self { prefixes: Affixes { lengths: Vec::new(), of: FxHashMap::with_hasher(FxBuildHasher) } }
     }
 
     /// Adds a pattern. Numbers must be added in ascending order.

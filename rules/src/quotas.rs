@@ -2,10 +2,7 @@
 
 use std::{fmt, num::NonZeroU32};
 
-use tollgate_counter::{
-    algorithm::{Limit, QuotaTerms},
-    descriptor::Entry,
-};
+use tollgate_counter::algorithm::{Limit, QuotaTerms};
 
 use crate::{
     diagnostics::Diagnostics,
@@ -32,15 +29,6 @@ pub struct Quota {
     pub value: String,
     /// What these buckets are entitled to.
     pub terms: QuotaTerms,
-}
-
-impl Quota {
-    /// The terms of a bucket, by the first item that has a pair of it.
-    pub(crate) fn terms_of(quotas: &[Self], entries: &[Entry<'_>]) -> QuotaTerms {
-        let is_of = |quota: &Self, entry: &Entry<'_>| Entry::new(&quota.key, &quota.value) == *entry;
-        let found = quotas.iter().find(|quota| entries.iter().any(|entry| is_of(quota, entry)));
-        found.map(|quota| quota.terms).unwrap_or_default()
-    }
 }
 
 impl fmt::Display for Quota {

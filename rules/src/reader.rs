@@ -31,7 +31,9 @@ impl<'n> MappingFields<'n> {
         diagnostics: &mut Diagnostics<'_>,
     ) -> Option<Self> {
         let YamlValue::Mapping(pairs) = &node.value else {
-            wrong_type(node, "a mapping", diagnostics);
+            if node.value != YamlValue::Unreadable {
+                diagnostics.add(node.mark, format!("expected a mapping, not {}", node.describe()));
+            }
             return None;
         };
         let mut known = Vec::with_capacity(pairs.len());
@@ -193,23 +195,9 @@ fn resolve(node: &YamlNode<'_>) -> Option<Resolved> {
 
 /// Reports that a value has the wrong type for its key.
 fn wrong_value<T>(pair: &YamlPair<'_>, wanted: &str, diagnostics: &mut Diagnostics<'_>) -> Option<T> {
-    match pair.value.value {
-        YamlValue::Unreadable => {}
-        YamlValue::Scalar(_) | YamlValue::List(_) | YamlValue::Mapping(_) => {
-            diagnostics.add(
-                pair.value.mark,
-                format!("`{}` takes {wanted}, not {}", pair.key, pair.value.describe()),
-            );
-        }
+    if pair.value.value != YamlValue::Unreadable {
+        let what = format!("`{}` takes {wanted}, not {}", pair.key, pair.value.describe());
+        diagnostics.add(pair.value.mark, what);
     }
     None
-}
-
-fn wrong_type(node: &YamlNode<'_>, wanted: &str, diagnostics: &mut Diagnostics<'_>) {
-    match node.value {
-        YamlValue::Unreadable => {}
-        YamlValue::Scalar(_) | YamlValue::List(_) | YamlValue::Mapping(_) => {
-            diagnostics.add(node.mark, format!("expected {wanted}, not {}", node.describe()));
-        }
-    }
 }

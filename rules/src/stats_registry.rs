@@ -138,7 +138,7 @@ mod tests {
 
     fn count(rules: &Rules, key: usize, name: Cow<'_, str>) {
         let rule = rules.domain("d").unwrap().rules().nth(key).unwrap();
-        rule.stats.get().unwrap().count(name, PASSED);
+        rule.stats().unwrap().count(name, PASSED);
     }
 
     fn hits(stats: &RuleStatsRegistry) -> Vec<(String, u64)> {

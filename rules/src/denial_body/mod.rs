@@ -69,15 +69,14 @@ fn template(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<De
         None => default.to_owned(),
         Some(given) => checked(given, &content, diagnostics)?,
     };
-    let template = DenialTemplate::new(&content_type, &source, content);
-    let length = template.source().len();
+    let length = source.len();
     if length > TEMPLATE_BYTES_MAX {
         let what =
             format!("a template of {length} bytes is too large; at most {TEMPLATE_BYTES_MAX} are allowed");
         diagnostics.add(fields.mark, what);
         return None;
     }
-    Some(template)
+    Some(DenialTemplate::new(&content_type, &source, content))
 }
 
 fn text(given: &Located<String>, diagnostics: &mut Diagnostics<'_>) -> Option<TemplateText> {
