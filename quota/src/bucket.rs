@@ -82,17 +82,15 @@ impl ActiveTerms<'_> {
         if !has_valid_keys(pairs) {
             return None;
         }
-        let found = self.domain.and_then(|domain| Some((domain, domain.find(pairs)?)));
-        let Some((domain, matched)) = found else { return Some(self.current(BucketTerms::Allow)) };
-        let limit = self.view.stored_limit(domain, &matched, pairs);
-        let terms = BucketTerms::new(&matched, limit.as_ref(), pairs, self.passes_all);
-        let own = matched.rule.options().own.as_ref();
-        let rules_version = own.is_none_or(|own| !own.is_from_source()).then_some(self.version);
-        Some(CurrentTerms { rules_version, ..self.current(terms) })
-    }
-
-    fn current(&self, terms: BucketTerms) -> CurrentTerms {
-        CurrentTerms { terms, rules_version: Some(self.version) }
+        let mut current = CurrentTerms { terms: BucketTerms::Allow, rules_version: Some(self.version) };
+        if let Some(domain) = self.domain
+            && let Some(matched) = domain.find(pairs)
+        {
+            let limit = self.view.stored_limit(domain, &matched, pairs);
+            current.terms = BucketTerms::new(&matched, limit.as_ref(), pairs, self.passes_all);
+            current.rules_version = current.rules_version.filter(|_| !matched.rule.looks_up_limits());
+        }
+        Some(current)
     }
 }
 

@@ -7,7 +7,6 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    task::Waker,
 };
 
 use futures_util::task::AtomicWaker;
@@ -22,7 +21,8 @@ pub(super) struct Outbox {
     actions: Mutex<BTreeMap<u32, QuotaAction>>,
     // Whether the rules have changed since the buckets were looked up.
     has_new_rules: AtomicBool,
-    waker: AtomicWaker,
+    /// Wakes the task that sends.
+    pub(super) waker: AtomicWaker,
 }
 
 impl Outbox {
@@ -54,11 +54,6 @@ impl Outbox {
     pub(super) fn take(&self, max: usize) -> Vec<(u32, QuotaAction)> {
         let mut actions = self.lock();
         std::iter::from_fn(|| actions.pop_first()).take(max).collect()
-    }
-
-    /// Registers the task that sends.
-    pub(super) fn register(&self, waker: &Waker) {
-        self.waker.register(waker);
     }
 
     /// Asks the stream to look its buckets up again.

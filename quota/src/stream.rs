@@ -349,7 +349,7 @@ impl QuotaStream {
 
     /// The next frame for the client. [`QuotaStream::apply_rules`] may be due when the task is woken.
     pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Vec<u8>> {
-        self.outbox.register(cx.waker());
+        self.outbox.waker.register(cx.waker());
         if self.outbox.has_new_rules() {
             // They came after the last look.
             cx.waker().wake_by_ref();

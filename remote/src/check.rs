@@ -71,11 +71,6 @@ impl RemoteOutcome {
         Self { outcome: OperationOutcome::new(decision, 0), decided_by: DecidedBy::Nothing }
     }
 
-    /// The outcome of a decision that was made without the counter.
-    pub(super) fn degraded(decision: Decision, charged: u64) -> Self {
-        Self { outcome: OperationOutcome::new(decision, charged), decided_by: DecidedBy::Degraded }
-    }
-
     /// The outcome of an operation that neither the counter nor a local share decides.
     pub(super) fn without_counter(policy: ForwardPolicy) -> Self {
         let Self { mut outcome, .. } = Self::unreachable();

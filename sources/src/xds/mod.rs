@@ -2,7 +2,12 @@
 //!
 //! A lost control plane changes nothing but a metric and a log line: the active rules stay until it answers again.
 
-use std::{convert::Infallible, error::Error, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    error::Error,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use futures_util::stream::poll_fn;
 use tokio::{
@@ -98,7 +103,7 @@ impl XdsClient {
         loop {
             let answers_before = self.session.answers;
             let Err(error) = self.follow().await;
-            self.stats.disconnected();
+            self.stats.is_connected.store(false, Relaxed);
             let url = &self.settings.url;
             if self.session.answers > answers_before {
                 backoff.reset();
@@ -117,7 +122,8 @@ impl XdsClient {
     /// Follows the rules over one connection. The error says why it has ended.
     async fn follow(&mut self) -> Result<Infallible, String> {
         let channel = self.connect().await?;
-        self.stats.connected();
+        self.stats.is_connected.store(true, Relaxed);
+        self.stats.connections.increase();
         info!(url = self.settings.url, "connected to the control plane");
         let (requests, mut receiver) = mpsc::channel(REQUESTS_MAX);
         let first = self.session.subscribe();
@@ -166,7 +172,8 @@ impl XdsClient {
                 outcome.await.unwrap_or_else(|_| Err(session::not_compiled()))
             }
         };
-        self.stats.answered(&outcome);
+        let counter = if outcome.is_ok() { &self.stats.accepted } else { &self.stats.refused };
+        counter.increase();
         self.session.answer(&response, fingerprint, outcome)
     }
 }

@@ -145,7 +145,7 @@ fn shortened(mut text: String) -> String {
 /// What a client of a control plane counts.
 #[derive(Debug, Default)]
 pub struct XdsStats {
-    is_connected: AtomicBool,
+    pub(super) is_connected: AtomicBool,
     /// Connections that were made.
     pub connections: MetricCounter,
     /// Responses whose rules are or were active.
@@ -158,22 +158,6 @@ impl XdsStats {
     /// Whether the control plane is connected.
     pub fn is_connected(&self) -> bool {
         self.is_connected.load(Relaxed)
-    }
-
-    pub(super) fn connected(&self) {
-        self.is_connected.store(true, Relaxed);
-        self.connections.increase();
-    }
-
-    pub(super) fn disconnected(&self) {
-        self.is_connected.store(false, Relaxed);
-    }
-
-    pub(super) fn answered(&self, outcome: &Result<(), Arc<Problems>>) {
-        match outcome {
-            Ok(()) => self.accepted.increase(),
-            Err(_) => self.refused.increase(),
-        }
     }
 }
 
