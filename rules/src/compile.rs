@@ -75,7 +75,7 @@ impl Compiler<'_> {
             self.unknown_fields += count;
             Diagnostics::new(origin.clone(), &mut self.warnings).add(first.mark, first.value);
         }
-        let mut diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
+        let diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
         let unread = !stream.problems.is_empty();
         diagnostics.add_all(stream.problems);
         let documents = stream.documents.into_iter().filter(|document| !document.is_null());
@@ -85,8 +85,8 @@ impl Compiler<'_> {
                 .add(yaml::Mark::START, "the file holds no rules; a rule file has at least a `domain`");
         }
         for node in documents {
-            let mut diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
-            if let Some(document) = DocumentDraft::read(node, &mut diagnostics) {
+            let diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
+            if let Some(document) = DocumentDraft::read(node, &diagnostics) {
                 self.document(&origin, document);
             }
         }
@@ -123,8 +123,8 @@ impl Compiler<'_> {
             shared: Vec::new(),
             matching,
         };
-        set_once(&mut draft.on_denied, "on_denied", document.on_denied, &mut compiler.diagnostics);
-        set_once(&mut draft.denial_body, "denial_body", document.denial_body, &mut compiler.diagnostics);
+        set_once(&mut draft.on_denied, "on_denied", document.on_denied, &compiler.diagnostics);
+        set_once(&mut draft.denial_body, "denial_body", document.denial_body, &compiler.diagnostics);
         compiler.misspellings(&document.misspellings);
         for node in document.descriptors {
             compiler.read(&node, &mut draft.root, &top);
@@ -195,7 +195,7 @@ fn set_once<T: PartialEq>(
     shared: &mut Option<(T, Location)>,
     name: &str,
     given: Option<Located<T>>,
-    diagnostics: &mut Diagnostics<'_>,
+    diagnostics: &Diagnostics<'_>,
 ) {
     let Some(Located { value, mark }) = given else { return };
     match shared {

@@ -9,7 +9,7 @@ use crate::{
     Allowance, DESCRIPTORS_MAX, GroupedKey, OnOwnerUnavailable, OwnBounds, Problems, Rule, RuleOptions,
     Trial,
     diagnostics::{Diagnostics, Location, RuleOrigin},
-    file::{DescriptorDraft, KeyValues},
+    file::{DescriptorDraft, KeyValues, LimitDraft},
     limit::{self, RuleTerms},
     overlay::{MatchingRules, Overlay, OverlayRule},
     pattern::Pattern,
@@ -66,7 +66,7 @@ impl DocumentCompiler<'_> {
     /// Reads a node as a descriptor of `level`.
     pub(super) fn read(&mut self, node: &yaml::YamlNode<'_>, level: &mut TreeLevel, parent: &ParentLevel) {
         let above = parent.is_descriptor.then_some(&*parent.path);
-        if let Some(draft) = DescriptorDraft::read(node, above, &mut self.diagnostics) {
+        if let Some(draft) = DescriptorDraft::read(node, above, &self.diagnostics) {
             self.descriptor(draft, level, parent);
         }
     }
@@ -233,14 +233,15 @@ impl DocumentCompiler<'_> {
                 (with_overlay, Some(terms), Some(rule.location.clone()))
             }
             None => {
-                let terms = DescriptorTerms::read(&limit, &here.shared, &mut self.diagnostics);
+                let draft = LimitDraft { keys: &limit, diagnostics: &self.diagnostics };
+                let terms = DescriptorTerms::read(draft, &here.shared);
                 (limit, terms, None)
             }
         };
         let DescriptorTerms { rule: terms, candidate, own } = terms?;
         // Otherwise they are in another file.
         if let (Allowance::Limited(limited), None) = (&terms.allowance, &overlay) {
-            quotas::check_floors(limit.quotas(), limited, &mut self.warnings);
+            quotas::check_floors(limit.quotas(), limited, &self.warnings);
         }
         let lease = limit.boolean("lease").is_none_or(|lease| lease.value);
         let is_hidden = limit.boolean("headers").is_some_and(|shown| !shown.value);
@@ -290,8 +291,8 @@ impl DocumentCompiler<'_> {
         let with_overlay = rule.added_to(limit);
         let mut problems = Problems::default();
         let origin = rule.location.origin.clone();
-        let terms =
-            DescriptorTerms::read(&with_overlay, &here.shared, &mut Diagnostics::new(origin, &mut problems));
+        let diagnostics = &Diagnostics::new(origin, &mut problems);
+        let terms = DescriptorTerms::read(LimitDraft { keys: &with_overlay, diagnostics }, &here.shared);
         let group_misfit = rule.group.as_ref().and_then(|_| group_misfit(draft));
         let problem = problems.iter().next().map(|problem| &*problem.what).or(group_misfit);
         match (terms, problem) {
@@ -329,19 +330,18 @@ struct DescriptorTerms {
 
 impl DescriptorTerms {
     /// `None` after reporting a problem.
-    fn read(draft: &KeyValues, shared: &[Pattern], diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        quotas::check_pairs(draft.quotas(), shared, diagnostics);
-        let rule = limit::terms(draft, diagnostics);
-        let tried = draft.mapping("candidate");
-        let candidate = tried
-            .map(|tried| limit::candidate(tried, diagnostics))
-            .map_or(Some(None), |limit| limit.map(Some));
+    fn read(draft: LimitDraft<'_>, shared: &[Pattern]) -> Option<Self> {
+        quotas::check_pairs(draft.quotas(), shared, draft.diagnostics);
+        let rule = limit::terms(draft);
+        let candidate = match draft.mapping("candidate") {
+            Some(keys) => limit::candidate(LimitDraft { keys, ..draft }).map(Some),
+            None => Some(None),
+        };
         let rule = rule?;
         let candidate = candidate?;
-        let fits =
-            candidate.as_ref().is_none_or(|tried| limit::candidate_fits(draft, &rule, tried, diagnostics));
+        let fits = candidate.as_ref().is_none_or(|tried| limit::candidate_fits(draft, &rule, tried));
         let own = match &rule.allowance {
-            Allowance::Limited(limited) => limit::own_bounds(draft, limited, diagnostics),
+            Allowance::Limited(limited) => limit::own_bounds(draft, limited),
             Allowance::Unlimited => None,
         };
         fits.then_some(Self { rule, candidate, own })
