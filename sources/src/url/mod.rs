@@ -296,9 +296,6 @@ impl WatchedFiles for RemoteFile {
         }
     }
 
-    // The loader has reported the problems.
-    fn refused(&mut self, _problems: Arc<Problems>) {}
-
     fn recovered(&mut self) {
         self.loader.recover(None);
     }
