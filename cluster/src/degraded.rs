@@ -29,7 +29,7 @@ impl Cluster {
         let mut outage = Outage::default();
         loop {
             sleep(self.0.clock.now().until_tick(SAMPLE_INTERVAL)).await;
-            let degraded = self.0.local_share().decided();
+            let degraded = self.0.local_share.lock().decided();
             if let Some((what, checks)) = outage.observe(degraded) {
                 warn!(checks, "{what}");
             }

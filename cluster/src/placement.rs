@@ -51,8 +51,8 @@ impl Placement {
             for member in 0..members.len() {
                 without.clone_from(&more);
                 without.remove(member);
-                for slot in all.slots_of(member) {
-                    backup_owners[slot] = Some(members[without.owner(slot)]);
+                for Reverse((_, slot)) in &all.accepted[member] {
+                    backup_owners[*slot] = Some(members[without.owner(*slot)]);
                 }
             }
         }
@@ -206,11 +206,6 @@ impl<'r> SlotMatching<'r> {
     /// The member that has accepted `slot`.
     fn owner(&self, slot: usize) -> usize {
         self.ranking.at(slot, self.places[slot].into()).0
-    }
-
-    /// The slots that this member has accepted.
-    fn slots_of(&self, member: usize) -> impl Iterator<Item = usize> {
-        self.accepted[member].iter().map(|Reverse((_, slot))| *slot)
     }
 }
 

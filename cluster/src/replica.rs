@@ -3,7 +3,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -76,7 +76,7 @@ pub struct Cluster(pub(super) Arc<Replica>);
 pub(super) struct Replica {
     node: Lock<ClusterNode>,
     /// What this replica has admitted without owners. It is locked after the node.
-    local_share: Lock<LocalShare>,
+    pub(super) local_share: Lock<LocalShare>,
     /// The calls that wait for the node, outside its lock: replies wake callers on all cores.
     pub(super) calls: OpenRounds,
     pub(super) links: Links,
@@ -156,12 +156,12 @@ impl Cluster {
 
     async fn run_ticks(self) {
         loop {
-            let due = self.0.lock().tick_due();
+            let due = self.0.node.lock().tick_due();
             let pause = self.0.pause_until(due);
             tokio::select! {
                 () = sleep(pause) => self.0.with_node(|node, now| {
                     node.tick(now);
-                    node.report(&mut self.0.local_share(), now);
+                    node.report(&mut self.0.local_share.lock(), now);
                 }),
                 () = self.0.tick_hastened.notified() => {}
             }
@@ -266,7 +266,7 @@ impl Cluster {
 
     /// Applies a lead that the clock of the counters gives up. The caller applies it to the memory.
     pub fn give_up_lead(&self, lead: Lead) {
-        self.0.local_share().give_up_lead(lead);
+        self.0.local_share.lock().give_up_lead(lead);
     }
 
     /// The cluster as this replica sees it.
@@ -276,7 +276,7 @@ impl Cluster {
 
     /// Whether no other member is known. A silent member is known until it is declared dead or forgotten.
     pub fn is_last_member(&self) -> bool {
-        self.0.lock().is_last_member()
+        self.0.node.lock().is_last_member()
     }
 
     /// Treats a member as dead because an operator declares it. Returns whether the member was known.
@@ -287,21 +287,13 @@ impl Cluster {
     /// Where a snapshot takes the counters of `slot` from.
     pub fn snapshot_source(&self, slot: Slot) -> SlotSource {
         let now = self.0.clock.now();
-        let mut node = self.0.lock();
+        let mut node = self.0.node.lock();
         node.set_wall(now);
         node.snapshot_source(slot)
     }
 }
 
 impl Replica {
-    pub(super) fn lock(&self) -> MutexGuard<'_, ClusterNode> {
-        self.node.lock()
-    }
-
-    pub(super) fn local_share(&self) -> MutexGuard<'_, LocalShare> {
-        self.local_share.lock()
-    }
-
     /// The monotonic time.
     fn now(&self) -> Timestamp {
         self.monotonic(&self.clock.read())
@@ -342,7 +334,7 @@ impl Replica {
         operation: impl FnOnce(&mut ClusterNode, Timestamp) -> T,
     ) -> (T, Vec<MemberId>) {
         let (result, ready_peers, actions) = {
-            let mut node = self.lock();
+            let mut node = self.node.lock();
             let reading = self.clock.read();
             let now = self.monotonic(&reading);
             node.set_wall(reading.now);
@@ -371,7 +363,7 @@ impl Replica {
                 NodeAction::SetHashSecret(secret) => {
                     self.active_rules.set_secret(secret);
                     // The keys in it were hashed with another secret.
-                    self.local_share().clear();
+                    self.local_share.lock().clear();
                 }
                 NodeAction::Leave => {
                     self.left.send_replace(true);
@@ -415,7 +407,7 @@ impl LinkHandler for Replica {
 
     fn heard(&self, peer: MemberId) {
         let now = self.now();
-        self.lock().heard(peer, now);
+        self.node.lock().heard(peer, now);
     }
 
     fn received(&self, peer: MemberId, batch: Bytes) {
@@ -435,7 +427,7 @@ impl LinkHandler for Replica {
 
     fn next_batch(&self, peer: MemberId) -> Option<Bytes> {
         let now = self.now();
-        let messages = self.lock().outgoing(peer, BATCH_MESSAGES_MAX, BATCH_DATA_BYTES_MAX, now);
+        let messages = self.node.lock().outgoing(peer, BATCH_MESSAGES_MAX, BATCH_DATA_BYTES_MAX, now);
         (!messages.is_empty()).then(|| wire::encode(&messages, self.clock.now()))
     }
 

@@ -39,7 +39,7 @@ impl Cluster {
         let links = self.0.links.stats().clone();
         let rejected_by = self.0.links.strangers().map(|strangers| strangers.named);
         let (degraded, local_share_full) = {
-            let local_share = self.0.local_share();
+            let local_share = self.0.local_share.lock();
             (local_share.decided(), local_share.full())
         };
         self.0.with_node(|node, now| ClusterStats {

@@ -57,7 +57,7 @@ impl Submit for Cluster {
     }
 
     fn local_share(&self) -> MutexGuard<'_, LocalShare> {
-        self.0.local_share()
+        self.0.local_share.lock()
     }
 
     fn local_share_basis(&self) -> LocalShareBasis {

@@ -2,7 +2,6 @@
 
 use std::{mem, sync::Arc, time::Duration};
 
-use smallvec::SmallVec;
 use tollgate_counter::{
     algorithm::{Limit, QuotaTerms},
     descriptor::{Entry, Key},
@@ -13,7 +12,7 @@ use tollgate_rules::{Allowance, KeyedDomain, Match, OnOwnerUnavailable};
 use tollgate_store::divider::{ASSIGNMENT_TTL, Assignment, UNCERTAIN, is_divisible};
 use tollgate_wire::protobuf::{begin, nested};
 
-use crate::{QuotaSettings, decode::IdPair};
+use crate::QuotaSettings;
 
 /// The time for which a client need not ask about a bucket without a limit.
 pub(super) const UNLIMITED_TTL: Duration = Duration::from_secs(600);
@@ -30,9 +29,6 @@ pub(super) const PART_MAX: usize = 64;
 
 /// What identifies a bucket: its pairs, ascending by their keys, as an encoded `BucketId`.
 pub(super) type BucketId = Arc<[u8]>;
-
-/// The entries of a descriptor.
-pub(super) type Entries<'m> = SmallVec<[Entry<'m>; 4]>;
 
 /// What the rules say about a bucket.
 #[derive(Clone, Debug, PartialEq)]
@@ -82,19 +78,19 @@ pub(super) struct CurrentTerms {
 
 impl ActiveTerms<'_> {
     /// The terms of the bucket with these pairs. `None` if it is invalid.
-    pub(super) fn of(&self, pairs: &[IdPair<'_>]) -> Option<CurrentTerms> {
-        let entries = entries(pairs)?;
-        let found = self.domain.and_then(|domain| Some((domain, domain.find(&entries)?)));
-        let Some((domain, matched)) = found else { return Some(self.current(BucketTerms::Allow)) };
-        let limit = self.view.stored_limit(domain, &matched, &entries);
-        let terms = BucketTerms::new(&matched, limit.as_ref(), &entries, self.passes_all);
-        let own = matched.rule.options().own.as_ref();
-        let rules_version = own.is_none_or(|own| !own.is_from_source()).then_some(self.version);
-        Some(CurrentTerms { rules_version, ..self.current(terms) })
-    }
-
-    fn current(&self, terms: BucketTerms) -> CurrentTerms {
-        CurrentTerms { terms, rules_version: Some(self.version) }
+    pub(super) fn of(&self, pairs: &[Entry<'_>]) -> Option<CurrentTerms> {
+        if !has_valid_keys(pairs) {
+            return None;
+        }
+        let mut current = CurrentTerms { terms: BucketTerms::Allow, rules_version: Some(self.version) };
+        if let Some(domain) = self.domain
+            && let Some(matched) = domain.find(pairs)
+        {
+            let limit = self.view.stored_limit(domain, &matched, pairs);
+            current.terms = BucketTerms::new(&matched, limit.as_ref(), pairs, self.passes_all);
+            current.rules_version = current.rules_version.filter(|_| !matched.rule.looks_up_limits());
+        }
+        Some(current)
     }
 }
 
@@ -160,25 +156,23 @@ impl QuotaBucket {
 
 /// Whether a response can name the bucket of these pairs, and the server keeps its id. Envoy reads no response with a
 /// text that is not UTF-8. The values are in the hands of clients.
-pub(super) fn is_assignable(pairs: &[IdPair<'_>], settings: &QuotaSettings) -> bool {
+pub(super) fn is_assignable(pairs: &[Entry<'_>], settings: &QuotaSettings) -> bool {
     let bytes = pairs.iter().fold(0_usize, |sum, pair| sum.saturating_add(pair.key.len() + pair.value.len()));
-    let is_text = |pair: &IdPair<'_>| [pair.key, pair.value].iter().all(|text| str::from_utf8(text).is_ok());
+    let is_text = |pair: &Entry<'_>| [pair.key, pair.value].iter().all(|text| str::from_utf8(text).is_ok());
     bytes <= settings.max_id_bytes && pairs.iter().all(|pair| !pair.value.is_empty() && is_text(pair))
 }
 
-/// Pairs, ascending by their keys, as a descriptor. `None` if their keys are invalid: none, an empty one, or one twice.
-pub(super) fn entries<'m>(pairs: &[IdPair<'m>]) -> Option<Entries<'m>> {
+/// Whether pairs, ascending by their keys, are a descriptor. They are not without a pair, with an empty key, or with one
+/// key twice.
+fn has_valid_keys(pairs: &[Entry<'_>]) -> bool {
     let has_key_twice = pairs.windows(2).any(|two| two[0].key == two[1].key);
-    if has_key_twice || pairs.first().is_none_or(|pair| pair.key.is_empty()) {
-        return None;
-    }
-    Some(pairs.iter().map(|pair| Entry { key: pair.key, value: pair.value }).collect())
+    !has_key_twice && pairs.first().is_some_and(|pair| !pair.key.is_empty())
 }
 
 /// The encoded id of these pairs. Other pairs have another one.
-pub(super) fn encoded(pairs: &[IdPair<'_>], out: &mut Vec<u8>) {
+pub(super) fn encoded(pairs: &[Entry<'_>], out: &mut Vec<u8>) {
     out.clear();
-    for IdPair { key, value } in pairs {
+    for Entry { key, value } in pairs {
         nested(out, 1, |out| {
             for (field, bytes) in [(1, key), (2, value)] {
                 begin(out, field, bytes.len());

@@ -2,6 +2,7 @@
 //! into them.
 
 use smallvec::SmallVec;
+use tollgate_counter::descriptor::Entry;
 use tollgate_store::divider::SubscriberUsage;
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields};
 
@@ -16,17 +17,10 @@ pub(super) struct BucketReports<'m> {
 #[derive(Debug, Default)]
 pub(super) struct BucketReport<'m> {
     /// The pairs; of too many only one more than the maximum.
-    pub(super) pairs: SmallVec<[IdPair<'m>; 4]>,
+    pub(super) pairs: SmallVec<[Entry<'m>; 4]>,
     pub(super) usage: SubscriberUsage,
     // The time that the usage is of, in seconds.
     pub(super) seconds: u64,
-}
-
-/// A pair of a bucket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct IdPair<'m> {
-    pub(super) key: &'m [u8],
-    pub(super) value: &'m [u8],
 }
 
 impl<'m> BucketReports<'m> {
@@ -97,7 +91,7 @@ impl<'m> BucketReport<'m> {
         while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(pair)) => {
-                    let pair = IdPair::decode(pair)?;
+                    let pair = self::pair(pair)?;
                     let Some(max) = pairs_max else { continue };
                     self.pairs.push(pair);
                     if self.pairs.len() > max {
@@ -113,7 +107,7 @@ impl<'m> BucketReport<'m> {
 }
 
 /// The pairs of an encoded id of a bucket; none if it is damaged.
-pub(super) fn pairs_of_id(id: &[u8]) -> Vec<IdPair<'_>> {
+pub(super) fn pairs_of_id(id: &[u8]) -> Vec<Entry<'_>> {
     let mut report = BucketReport::default();
     report.decode_pairs(id, Some(usize::MAX)).map(|()| report.pairs.into_vec()).unwrap_or_default()
 }
@@ -133,20 +127,18 @@ fn seconds(message: &[u8]) -> Result<u64, MalformedMessage> {
     Ok(seconds)
 }
 
-impl<'m> IdPair<'m> {
-    fn decode(message: &'m [u8]) -> Result<Self, MalformedMessage> {
-        let mut pair = Self::default();
-        let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next_field()? {
-            match field {
-                (1, FieldValue::Bytes(key)) => pair.key = key,
-                (2, FieldValue::Bytes(value)) => pair.value = value,
-                (1 | 2, _wrong_type) => return Err(MalformedMessage),
-                (_unknown, _) => {}
-            }
+fn pair(message: &[u8]) -> Result<Entry<'_>, MalformedMessage> {
+    let mut pair = Entry { key: &[], value: &[] };
+    let mut fields = MessageFields::new(message);
+    while let Some(field) = fields.next_field()? {
+        match field {
+            (1, FieldValue::Bytes(key)) => pair.key = key,
+            (2, FieldValue::Bytes(value)) => pair.value = value,
+            (1 | 2, _wrong_type) => return Err(MalformedMessage),
+            (_unknown, _) => {}
         }
-        Ok(pair)
     }
+    Ok(pair)
 }
 
 #[cfg(test)]

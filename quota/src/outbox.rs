@@ -7,7 +7,6 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    task::Waker,
 };
 
 use futures_util::task::AtomicWaker;
@@ -17,22 +16,19 @@ use crate::bucket::QuotaAction;
 /// Actions for the buckets of a stream that are not sent yet, at most one for each.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    client: Option<SocketAddr>,
+    /// The address of the client.
+    pub(super) client: Option<SocketAddr>,
     actions: Mutex<BTreeMap<u32, QuotaAction>>,
     // Whether the rules have changed since the buckets were looked up.
     has_new_rules: AtomicBool,
-    waker: AtomicWaker,
+    /// Wakes the task that sends.
+    pub(super) waker: AtomicWaker,
 }
 
 impl Outbox {
     /// An empty outbox for the client at this address.
     pub(super) fn new(client: Option<SocketAddr>) -> Self {
         Self { client, ..Self::default() }
-    }
-
-    /// The address of the client.
-    pub(super) fn client(&self) -> Option<SocketAddr> {
-        self.client
     }
 
     /// Adds actions from another stream or task.
@@ -58,11 +54,6 @@ impl Outbox {
     pub(super) fn take(&self, max: usize) -> Vec<(u32, QuotaAction)> {
         let mut actions = self.lock();
         std::iter::from_fn(|| actions.pop_first()).take(max).collect()
-    }
-
-    /// Registers the task that sends.
-    pub(super) fn register(&self, waker: &Waker) {
-        self.waker.register(waker);
     }
 
     /// Asks the stream to look its buckets up again.

@@ -158,7 +158,7 @@ impl QuotaService {
 
     /// The address of the client of a stream of this replica, while the stream is open.
     pub fn client(&self, id: SubscriberId) -> Option<SocketAddr> {
-        self.outboxes.get(&id.stream).filter(|_| id.replica == self.replica)?.client()
+        self.outboxes.get(&id.stream).filter(|_| id.replica == self.replica)?.client
     }
 
     pub(super) fn now(&self) -> Timestamp {

@@ -10,7 +10,7 @@ use std::{
 
 use tollgate_counter::{
     algorithm::{Limit, QuotaTerms},
-    descriptor::Key,
+    descriptor::{Entry, Key},
     resilience::CallerOrigin,
     time::Timestamp,
 };
@@ -22,9 +22,9 @@ use crate::{
     QuotaService,
     bucket::{
         ActiveTerms, BucketId, BucketTerms, CurrentTerms, DIVISION_BYTES, PART_MAX, QuotaAction, QuotaBucket,
-        UNLIMITED_TTL, encoded, entries, is_assignable,
+        UNLIMITED_TTL, encoded, is_assignable,
     },
-    decode::{self, BucketReports, IdPair},
+    decode::{self, BucketReports},
     encode::Response,
     ending::{EndedStream, end},
     memory::{BucketOwner, CallerNumber},
@@ -168,7 +168,7 @@ impl QuotaStream {
         if report.pairs.len() > self.service.settings.max_pairs {
             return stats.invalid.increase();
         }
-        report.pairs.sort_unstable();
+        report.pairs.sort_unstable_by_key(|pair| (pair.key, pair.value));
         // First, because a client must not make the room for its ids large.
         let is_assignable = is_assignable(&report.pairs, &self.service.settings);
         if is_assignable {
@@ -198,7 +198,7 @@ impl QuotaStream {
     }
 
     /// The number of a known bucket under the active rules.
-    fn look_up(&mut self, number: u32, active: &ActiveTerms<'_>, pairs: &[IdPair<'_>]) -> u32 {
+    fn look_up(&mut self, number: u32, active: &ActiveTerms<'_>, pairs: &[Entry<'_>]) -> u32 {
         let is_current = |bucket: &QuotaBucket| bucket.is_of_rules(active.version);
         if self.buckets.get(&number).is_none_or(is_current) {
             return number;
@@ -208,15 +208,14 @@ impl QuotaStream {
     }
 
     /// Counts the requests for the counter of `key` at the client.
-    fn count(&self, key: Key, pairs: &[IdPair<'_>], usage: SubscriberUsage) {
+    fn count(&self, key: Key, pairs: &[Entry<'_>], usage: SubscriberUsage) {
         let Some(domain) = &self.domain else { return };
-        let entries = || entries(pairs).unwrap_or_default();
         let requests = usage.allowed.saturating_add(usage.denied);
-        self.service.limiter.metrics().count_quota(domain, entries, key, requests);
+        self.service.limiter.metrics().count_quota(domain, || pairs, key, requests);
     }
 
     /// Charges what has passed in a bucket that is not assigned anything.
-    fn charge(&mut self, terms: &BucketTerms, pairs: &[IdPair<'_>], usage: SubscriberUsage) {
+    fn charge(&mut self, terms: &BucketTerms, pairs: &[Entry<'_>], usage: SubscriberUsage) {
         self.service.stats.unassigned.increase();
         let (BucketTerms::Divide(key, limit, _) | BucketTerms::Count(key, limit)) = terms else { return };
         self.count(*key, pairs, usage);
@@ -350,7 +349,7 @@ impl QuotaStream {
 
     /// The next frame for the client. [`QuotaStream::apply_rules`] may be due when the task is woken.
     pub fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Vec<u8>> {
-        self.outbox.register(cx.waker());
+        self.outbox.waker.register(cx.waker());
         if self.outbox.has_new_rules() {
             // They came after the last look.
             cx.waker().wake_by_ref();

@@ -8,7 +8,7 @@ use tollgate_counter::{
     descriptor::Key,
 };
 use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
-use tollgate_store::{Check, CounterOperation, LimitOrigin, OnRefusal, OperationOutcome, OwnTerms};
+use tollgate_store::{Check, CounterOperation, LimitOrigin, OnRefusal, OperationOutcome};
 
 /// The policy of operations that only the counter decides.
 pub const COUNTER_ONLY: ForwardPolicy =
@@ -69,16 +69,6 @@ impl RemoteOutcome {
         let verdict = Verdict::Refuse { retry_after: None };
         let decision = Decision { verdict, remaining: 0, reset_after: Duration::ZERO, receipt: None };
         Self { outcome: OperationOutcome::new(decision, 0), decided_by: DecidedBy::Nothing }
-    }
-
-    /// The outcome with the limit of its own that this replica knows of the counter.
-    pub fn with_known_own(self, own: Option<&OwnTerms>) -> Self {
-        Self { outcome: self.outcome.by_own(own), ..self }
-    }
-
-    /// The outcome of a decision that was made without the counter.
-    pub(super) fn degraded(decision: Decision, charged: u64) -> Self {
-        Self { outcome: OperationOutcome::new(decision, charged), decided_by: DecidedBy::Degraded }
     }
 
     /// The outcome of an operation that neither the counter nor a local share decides.

@@ -90,9 +90,7 @@ impl Remote {
         }
         if checks.len() == 1 {
             let (open, within) = self.open_checks(checks, timeout, connection)?;
-            return Ok(decisions(
-                &apply_each(&*self.submit, checks, within, open, &self.remembers_own).await,
-            ));
+            return Ok(decisions(&self.apply_each(checks, within, open).await));
         }
         let call = self.open(checks, timeout, connection)?;
         // Boxed, so that the future of a single check stays small.
@@ -174,21 +172,49 @@ impl Remote {
         let (open, budget) = self.open_checks(checks, timeout, connection)?;
         let take_backs = TakeBacks { submit: &*self.submit, each: Mutex::default() };
         let started = (checks.len() > 1).then(Stopwatch::start);
-        let Self { submit, remembers_own, .. } = self;
-        Ok(RemoteCall { submit: &**submit, checks, open, budget, started, take_backs, remembers_own })
+        Ok(RemoteCall { remote: self, checks, open, budget, started, take_backs })
+    }
+
+    /// Applies operations one after the other.
+    async fn apply_each(
+        &self,
+        checks: &[CounterCheck],
+        within: Duration,
+        open: Arc<OpenChecks>,
+    ) -> RemoteOutcomes {
+        let submission = Submission { checks, mode: SubmissionMode::Each, within, open: Some(open) };
+        // Each operation changes one counter, so no store refuses this.
+        let Some(outcomes) = self.submit.submit(submission) else { return RemoteOutcomes::new() };
+        let mut outcomes = outcomes.await;
+        self.decide_unreachable(checks, &mut outcomes);
+        outcomes
+    }
+
+    /// Decides the operations whose counters could not be reached, as their policies say. Remembers the limits of their
+    /// own of the others, for the time in which they cannot be reached.
+    fn decide_unreachable(&self, checks: &[CounterCheck], outcomes: &mut [RemoteOutcome]) {
+        let has_own = |outcome: &RemoteOutcome| outcome.outcome.own.is_some();
+        // Without limits of their own no check takes the lock.
+        if self.remembers_own.load(Ordering::Relaxed) || outcomes.iter().any(has_own) {
+            let is_any = self.submit.local_share().remember_own(checks, outcomes);
+            self.remembers_own.store(is_any, Ordering::Relaxed);
+        }
+        if outcomes.iter().any(|outcome| outcome.decided_by == DecidedBy::Nothing) {
+            let basis = self.submit.local_share_basis();
+            self.submit.local_share().decide_unreachable(checks, outcomes, basis);
+        }
     }
 }
 
 /// A call whose counters are elsewhere.
 struct RemoteCall<'r> {
-    submit: &'r dyn Submit,
+    remote: &'r Remote,
     checks: &'r [CounterCheck],
     open: Arc<OpenChecks>,
     budget: Duration,
     // `None` with a single check, which is submitted at once and waits once.
     started: Option<Stopwatch>,
     take_backs: TakeBacks<'r>,
-    remembers_own: &'r AtomicBool,
 }
 
 impl RemoteCall<'_> {
@@ -204,10 +230,9 @@ impl RemoteCall<'_> {
     /// Decides the checks as one call.
     async fn decide_set(self, refusal: &Refusal) -> RemoteOutcomes {
         let submission = self.submission(self.checks, SubmissionMode::Call(refusal.clone()));
-        if let Some(outcomes) = self.submit.submit(submission) {
+        if let Some(outcomes) = self.remote.submit.submit(submission) {
             let mut outcomes = outcomes.await;
-            remember_own(self.submit, self.checks, &outcomes, self.remembers_own);
-            decide_unreachable(self.submit, self.checks, &mut outcomes);
+            self.remote.decide_unreachable(self.checks, &mut outcomes);
             self.take_back_degraded(&mut outcomes, refusal);
             return outcomes;
         }
@@ -219,7 +244,7 @@ impl RemoteCall<'_> {
 
     /// Applies operations one after the other.
     async fn submit(&self, checks: &[CounterCheck]) -> RemoteOutcomes {
-        apply_each(self.submit, checks, self.time_left(), self.open.clone(), self.remembers_own).await
+        self.remote.apply_each(checks, self.time_left(), self.open.clone()).await
     }
 
     /// Takes back what was admitted of a refused call without its counters.
@@ -240,56 +265,14 @@ impl RemoteCall<'_> {
         match outcome.decided_by {
             DecidedBy::Lease => {
                 outcome.outcome.decision.receipt = None;
-                self.submit.undo_leased(*key, limit, std::mem::take(&mut outcome.outcome.charged));
+                self.remote.submit.undo_leased(*key, limit, std::mem::take(&mut outcome.outcome.charged));
             }
             DecidedBy::Degraded => {
-                let basis = self.submit.local_share_basis();
-                self.submit.local_share().take_back(*key, limit, outcome, basis);
+                let basis = self.remote.submit.local_share_basis();
+                self.remote.submit.local_share().take_back(*key, limit, outcome, basis);
             }
             DecidedBy::Counter | DecidedBy::Nothing => {}
         }
-    }
-}
-
-/// Applies operations one after the other.
-async fn apply_each(
-    submit: &dyn Submit,
-    checks: &[CounterCheck],
-    within: Duration,
-    open: Arc<OpenChecks>,
-    remembers_own: &AtomicBool,
-) -> RemoteOutcomes {
-    // Each operation changes one counter, so no store refuses this.
-    let Some(outcomes) =
-        submit.submit(Submission { checks, mode: SubmissionMode::Each, within, open: Some(open) })
-    else {
-        return RemoteOutcomes::new();
-    };
-    let mut outcomes = outcomes.await;
-    remember_own(submit, checks, &outcomes, remembers_own);
-    decide_unreachable(submit, checks, &mut outcomes);
-    outcomes
-}
-
-/// Remembers the limits of their own of these counters, for the time in which they cannot be reached. `remembers_own`
-/// says whether any is remembered: without them no check takes the lock.
-fn remember_own(
-    submit: &dyn Submit,
-    checks: &[CounterCheck],
-    outcomes: &[RemoteOutcome],
-    remembers_own: &AtomicBool,
-) {
-    if remembers_own.load(Ordering::Relaxed) || outcomes.iter().any(|outcome| outcome.outcome.own.is_some()) {
-        let is_any = submit.local_share().remember_own(checks, outcomes);
-        remembers_own.store(is_any, Ordering::Relaxed);
-    }
-}
-
-/// Decides the operations whose counters could not be reached, as their policies say.
-fn decide_unreachable(submit: &dyn Submit, checks: &[CounterCheck], outcomes: &mut [RemoteOutcome]) {
-    if outcomes.iter().any(|outcome| outcome.decided_by == DecidedBy::Nothing) {
-        let basis = submit.local_share_basis();
-        submit.local_share().decide_unreachable(checks, outcomes, basis);
     }
 }
 

@@ -11,7 +11,7 @@ use tollgate_counter::{
 use tollgate_rules::OnOwnerUnavailable;
 use tollgate_store::{
     Check, Checks, CounterOperation, Lead, LimitOrigin, Memory, MemoryReservation, OnFull, OnRefusal,
-    OwnTerms,
+    OperationOutcome, OwnTerms,
 };
 
 use crate::{CounterCheck, DecidedBy, RemoteOutcome};
@@ -239,8 +239,8 @@ impl LocalShare {
                 });
                 let by = own.as_ref().map_or(limit, |own| &own.limit);
                 let (decision, charged) = self.admit((*key, by), limit, operation, basis);
-                let RemoteOutcome { outcome, decided_by } = RemoteOutcome::degraded(decision, charged);
-                RemoteOutcome { outcome: outcome.by_own(own.as_ref()), decided_by }
+                let outcome = OperationOutcome::new(decision, charged).by_own(own.as_ref());
+                RemoteOutcome { outcome, decided_by: DecidedBy::Degraded }
             }
             _ => RemoteOutcome::without_counter(*policy),
         }

@@ -10,10 +10,7 @@ use arc_swap::{ArcSwap, Guard};
 use tokio::sync::Notify;
 use tollgate_counter::{descriptor::Secret, time::Timestamp};
 
-use crate::{
-    KeyedRules, Problems, RuleStatsRegistry, Rules,
-    stats_registry::{AllStats, NextStats},
-};
+use crate::{KeyedRules, Problems, RuleStatsRegistry, Rules, stats_registry::AllStats};
 
 /// The active rules and the secret of their keys. Every request reads both as one; a reload replaces the rules as a
 /// whole and keeps the secret, and another secret keeps the rules. There are no rules until the first valid set, and
@@ -33,7 +30,9 @@ pub struct ActiveRules {
 #[derive(Debug)]
 pub(super) struct PreparedRules {
     rules: Arc<Rules>,
-    stats: NextStats,
+    stats: Arc<AllStats>,
+    /// Whether an active rule is not among the rules.
+    lacks_a_rule: bool,
 }
 
 /// Rules that others have replaced. Dropping many takes long.
@@ -176,7 +175,8 @@ impl ActiveRules {
 
     /// Does what takes long for many rules before they become active. No other rules may become active until these do.
     pub(super) fn prepare(&self, rules: Rules) -> PreparedRules {
-        PreparedRules { stats: self.stats.prepare(&rules), rules: Arc::new(rules) }
+        let (stats, lacks_a_rule) = self.stats.prepare(&rules);
+        PreparedRules { rules: Arc::new(rules), stats, lacks_a_rule }
     }
 
     /// Activates prepared rules, which have the version of a control plane, and returns what they replace.
@@ -186,8 +186,8 @@ impl ActiveRules {
         version: Option<String>,
         now: Timestamp,
     ) -> ReplacedRules {
-        let PreparedRules { rules, stats } = prepared;
-        let removes = version.is_some() && stats.lacks_a_rule;
+        let PreparedRules { rules, stats, lacks_a_rule } = prepared;
+        let removes = version.is_some() && lacks_a_rule;
         let stats = self.stats.replace(stats);
         let previous = self.keyed.rcu(|current| current.with_rules(rules.clone()));
         self.version.fetch_add(1, Ordering::Release);

@@ -47,9 +47,8 @@ pub(super) async fn run_in_background<T: Send + 'static>(
 /// Runs `work` on a thread of its own, without a timeout: at idle priority only what nothing waits for.
 pub(super) fn spawn(priority: BackgroundPriority, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let work = move || {
-        match priority {
-            BackgroundPriority::Idle => set_idle_priority(),
-            BackgroundPriority::Normal => {}
+        if priority == BackgroundPriority::Idle {
+            set_idle_priority();
         }
         work();
     };

@@ -11,8 +11,7 @@ use crate::{
     file::DocumentDraft,
     overlay::Overlay,
     prefix_tree::TreeLevel,
-    reader::Located,
-    yaml::{self, quote},
+    yaml::{self, Located, quote},
 };
 
 mod document_compiler;
@@ -29,12 +28,8 @@ pub(crate) fn compile_all(contents: &Contents, overlay: Option<&Overlay>) -> Res
     compile_with(contents.problems.clone(), &contents.sources, overlay, None)
 }
 
-/// Compiles all files together, with the numbers of `trial`.
-pub(super) fn compile_trial(contents: &Contents, trial: &Trial) -> Result<Rules, Problems> {
-    compile_with(contents.problems.clone(), &contents.sources, None, Some(trial))
-}
-
-fn compile_with(
+/// Compiles sources together, with what an overlay adds and with the numbers of a trial. `problems` refuse them too.
+pub(super) fn compile_with(
     problems: Problems,
     sources: &[RuleInput],
     overlay: Option<&Overlay>,
@@ -78,9 +73,9 @@ impl Compiler<'_> {
         let Documents { origin, stream, unknown } = source.documents();
         if let Some(Unknown { first, count }) = unknown {
             self.unknown_fields += count;
-            Diagnostics::new(origin.clone(), &mut self.warnings).add(first.mark, first.what);
+            Diagnostics::new(origin.clone(), &mut self.warnings).add(first.mark, first.value);
         }
-        let mut diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
+        let diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
         let unread = !stream.problems.is_empty();
         diagnostics.add_all(stream.problems);
         let documents = stream.documents.into_iter().filter(|document| !document.is_null());
@@ -90,8 +85,8 @@ impl Compiler<'_> {
                 .add(yaml::Mark::START, "the file holds no rules; a rule file has at least a `domain`");
         }
         for node in documents {
-            let mut diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
-            if let Some(document) = DocumentDraft::read(node, &mut diagnostics) {
+            let diagnostics = Diagnostics::new(origin.clone(), &mut self.problems);
+            if let Some(document) = DocumentDraft::read(node, &diagnostics) {
                 self.document(&origin, document);
             }
         }
@@ -128,8 +123,8 @@ impl Compiler<'_> {
             shared: Vec::new(),
             matching,
         };
-        set_once(&mut draft.on_denied, "on_denied", document.on_denied, &mut compiler.diagnostics);
-        set_once(&mut draft.denial_body, "denial_body", document.denial_body, &mut compiler.diagnostics);
+        set_once(&mut draft.on_denied, "on_denied", document.on_denied, &compiler.diagnostics);
+        set_once(&mut draft.denial_body, "denial_body", document.denial_body, &compiler.diagnostics);
         compiler.misspellings(&document.misspellings);
         for node in document.descriptors {
             compiler.read(&node, &mut draft.root, &top);
@@ -170,18 +165,14 @@ impl Compiler<'_> {
             rules += domain.rules.len();
             domain
         };
-        let domains = self.domains.into_iter().map(finish).collect();
-        let overlay_misfits = self.overlay_use.misfits;
-        let conflicts = self.conflicts;
-        let unknown_fields = self.unknown_fields;
         Ok(Rules {
-            domains,
+            domains: self.domains.into_iter().map(finish).collect(),
             by_name: self.by_name,
             hash,
             warnings,
-            overlay_misfits,
-            conflicts,
-            unknown_fields,
+            overlay_misfits: self.overlay_use.misfits,
+            conflicts: self.conflicts,
+            unknown_fields: self.unknown_fields,
         })
     }
 }
@@ -204,7 +195,7 @@ fn set_once<T: PartialEq>(
     shared: &mut Option<(T, Location)>,
     name: &str,
     given: Option<Located<T>>,
-    diagnostics: &mut Diagnostics<'_>,
+    diagnostics: &Diagnostics<'_>,
 ) {
     let Some(Located { value, mark }) = given else { return };
     match shared {

@@ -28,7 +28,7 @@ pub struct Documents<'t> {
 #[derive(Debug)]
 pub struct Unknown {
     /// The first location, and what is there.
-    pub first: yaml::YamlProblem,
+    pub first: yaml::Located<String>,
     /// The number of locations.
     pub count: usize,
 }

@@ -1,10 +1,10 @@
 //! Problems in rules and their locations.
 
-use std::{fmt, sync::Arc};
+use std::{cell::Cell, fmt, sync::Arc};
 
 use tollgate_counter::printable::escaped;
 
-use crate::yaml::{self, Mark};
+use crate::yaml::{Located, Mark};
 
 /// What rules are read from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,9 +50,7 @@ impl Location {
     pub fn whole(origin: Arc<RuleOrigin>) -> Self {
         Self { origin, mark: Mark::START }
     }
-}
 
-impl Location {
     /// Whether it is in a file, and not in a resource of a control plane.
     pub(crate) fn is_in_file(&self) -> bool {
         match &*self.origin {
@@ -113,12 +111,7 @@ impl Problems {
 
     /// Adds a problem.
     pub fn push(&mut self, problem: Problem) {
-        if self.is_full() { self.drop_one() } else { self.list.push(problem) }
-    }
-
-    /// Counts a problem that is not retained.
-    fn drop_one(&mut self) {
-        self.dropped += 1;
+        if self.is_full() { self.dropped += 1 } else { self.list.push(problem) }
     }
 
     /// Whether further problems are only counted.
@@ -165,30 +158,35 @@ impl std::error::Error for Problems {}
 /// Collects the problems of one file or resource.
 pub(crate) struct Diagnostics<'p> {
     origin: Arc<RuleOrigin>,
-    problems: &'p mut Problems,
+    problems: &'p Cell<Problems>,
 }
 
 impl<'p> Diagnostics<'p> {
     /// Adds the problems of `origin` to `problems`.
     pub(crate) fn new(origin: Arc<RuleOrigin>, problems: &'p mut Problems) -> Self {
-        Self { origin, problems }
+        Self { origin, problems: Cell::from_mut(problems) }
     }
 
     /// Adds a problem at `mark`.
-    pub(crate) fn add(&mut self, mark: Mark, what: impl Into<String>) {
-        let location = self.location(mark);
-        self.problems.push(Problem { location, what: what.into() });
+    pub(crate) fn add(&self, mark: Mark, what: impl Into<String>) {
+        self.add_with(mark, || what.into());
     }
 
     /// Adds a problem whose text takes a while, such as one with a suggestion. The text is written only if the problem
     /// is retained.
-    pub(crate) fn add_with(&mut self, mark: Mark, what: impl FnOnce() -> String) {
-        if self.problems.is_full() { self.problems.drop_one() } else { self.add(mark, what()) }
+    pub(crate) fn add_with(&self, mark: Mark, what: impl FnOnce() -> String) {
+        let mut problems = self.problems.take();
+        if problems.is_full() {
+            problems.dropped += 1;
+        } else {
+            problems.list.push(Problem { location: self.location(mark), what: what() });
+        }
+        self.problems.set(problems);
     }
 
-    /// Adds the problems that the reader of YAML has found.
-    pub(crate) fn add_all(&mut self, problems: Vec<yaml::YamlProblem>) {
-        problems.into_iter().for_each(|problem| self.add(problem.mark, problem.what));
+    /// Adds several problems.
+    pub(crate) fn add_all(&self, problems: Vec<Located<String>>) {
+        problems.into_iter().for_each(|problem| self.add(problem.mark, problem.value));
     }
 
     /// The location of `mark` in this file or resource.

@@ -2,7 +2,7 @@
 
 use crate::{
     keys::KeySection,
-    yaml::{YamlNode, YamlPair, YamlProblem, YamlValue, quote},
+    yaml::{Located, YamlNode, YamlPair, YamlValue, quote},
 };
 
 /// A document of another program.
@@ -118,7 +118,7 @@ const SET_STYLE: &str = "sets of Gloo have no order; here entries are nested in 
 const ACTIONS: &str = "these are the actions by which Envoy makes descriptors, and belong into its routes; rules stand below `descriptors`, with the keys and values that these actions send";
 
 /// What a document of another program is, and what to do with it.
-pub(crate) fn recognise(document: &YamlNode<'_>) -> Option<YamlProblem> {
+pub(crate) fn recognise(document: &YamlNode<'_>) -> Option<Located<String>> {
     let pairs = match &document.value {
         YamlValue::Mapping(pairs) => pairs,
         YamlValue::List(items) => match &items.first()?.value {
@@ -129,7 +129,7 @@ pub(crate) fn recognise(document: &YamlNode<'_>) -> Option<YamlProblem> {
     };
     let dialect = DIALECTS.iter().find(|dialect| dialect.signs.iter().all(|sign| has(pairs, *sign)))?;
     let (key, _) = dialect.signs[0];
-    Some(YamlProblem { mark: pair(pairs, key)?.mark, what: (dialect.hint)(pairs) })
+    Some(Located::new(pair(pairs, key)?.mark, (dialect.hint)(pairs)))
 }
 
 /// What to do with a key of another program in `section`, if it is known.

@@ -11,14 +11,14 @@ use crate::{
     keys::KeySection,
     network_keys,
     prefix_tree::{MatchKind, composite},
-    reader::{Located, MappingFields, required},
+    reader::MappingFields,
     spelling,
-    yaml::{Mark, YamlNode, YamlValue, quote},
+    yaml::{Located, Mark, YamlNode, YamlValue, quote},
 };
 
 mod key_values;
 
-pub(crate) use key_values::{GivenKey, KeyValues};
+pub(crate) use key_values::{GivenKey, KeyValues, LimitDraft};
 
 /// One document.
 pub(crate) struct DocumentDraft<'t> {
@@ -46,11 +46,12 @@ pub(crate) struct DescriptorDraft<'n> {
     /// The location of a `value` that is given without a text, as if it were absent.
     pub(crate) empty_value: Option<Mark>,
     pub(crate) rate_limit: Option<KeyValues>,
-    pub(crate) shadow_mode: Option<Located<bool>>,
-    pub(crate) quota_mode: Option<Located<bool>>,
-    pub(crate) detailed_metric: Option<Located<bool>>,
-    pub(crate) value_to_metric: Option<Located<bool>>,
-    pub(crate) share_threshold: Option<Located<bool>>,
+    /// The locations of the booleans that are `true`.
+    pub(crate) shadow_mode: Option<Mark>,
+    pub(crate) quota_mode: Option<Mark>,
+    pub(crate) detailed_metric: Option<Mark>,
+    pub(crate) value_to_metric: Option<Mark>,
+    pub(crate) share_threshold: Option<Mark>,
     pub(crate) group: Option<Located<NetworkGroup>>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
     /// What its texts probably mean instead.
@@ -61,17 +62,17 @@ pub(crate) struct DescriptorDraft<'n> {
 
 impl<'t> DocumentDraft<'t> {
     /// Reads a document; `None` if the domain is unknown, or if it is one of another program.
-    pub(crate) fn read(mut node: YamlNode<'t>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    pub(crate) fn read(mut node: YamlNode<'t>, diagnostics: &Diagnostics<'_>) -> Option<Self> {
         if let Some(problem) = dialect::recognise(&node) {
-            diagnostics.add(problem.mark, problem.what);
+            diagnostics.add(problem.mark, problem.value);
             return None;
         }
         let fields = MappingFields::read(&node, KeySection::Root, diagnostics)?;
         let mark = fields.pair("domain").map_or(fields.mark, |pair| pair.mark);
-        let domain = required(&fields, "domain", "the name that requests ask under", diagnostics);
-        let on_denied = on_denied(&fields, diagnostics);
-        let denial_body = denial_body(&fields, diagnostics);
-        let descriptors = fields.items("descriptors", diagnostics);
+        let domain = fields.required("domain", "the name that requests ask under");
+        let on_denied = on_denied(&fields);
+        let denial_body = denial_body(&fields);
+        let descriptors = fields.items("descriptors");
         let Some(domain) = domain else {
             // The descriptors cannot be used without a domain, but their problems are reported.
             DescriptorDraft::report_all(descriptors, None, diagnostics);
@@ -91,10 +92,10 @@ impl<'n> DescriptorDraft<'n> {
     pub(crate) fn read(
         node: &'n YamlNode<'n>,
         above: Option<&str>,
-        diagnostics: &mut Diagnostics<'_>,
+        diagnostics: &Diagnostics<'_>,
     ) -> Option<Self> {
         let fields = MappingFields::read(node, KeySection::Descriptor, diagnostics)?;
-        let rate_limit = rate_limit(&fields, diagnostics);
+        let rate_limit = rate_limit(&fields);
         let key = match above {
             Some(above) if fields.pair("key").is_none() && fields.pair("rate_limit").is_some() => {
                 let what = format!(
@@ -104,10 +105,10 @@ impl<'n> DescriptorDraft<'n> {
                 diagnostics.add(fields.mark, what);
                 None
             }
-            Some(_) | None => required(&fields, "key", "the key of a descriptor entry", diagnostics),
+            Some(_) | None => fields.required("key", "the key of a descriptor entry"),
         };
-        let value = fields.text("value", diagnostics);
-        let (value, kind) = network_keys::value_and_kind(&fields, key.as_deref(), value, diagnostics);
+        let value = fields.text("value");
+        let (value, kind) = network_keys::value_and_kind(&fields, key.as_deref(), value);
         Some(Self {
             mark: fields.mark,
             misspellings: misspellings(&fields, key.as_deref(), &value),
@@ -116,14 +117,14 @@ impl<'n> DescriptorDraft<'n> {
             kind,
             empty_value: empty_value(node),
             rate_limit,
-            shadow_mode: fields.boolean("shadow_mode", diagnostics),
-            quota_mode: fields.boolean("quota_mode", diagnostics),
-            detailed_metric: fields.boolean("detailed_metric", diagnostics),
-            value_to_metric: fields.boolean("value_to_metric", diagnostics),
-            share_threshold: fields.boolean("share_threshold", diagnostics),
-            group: network_keys::group(&fields, diagnostics),
-            metadata: metadata(&fields, diagnostics),
-            descriptors: fields.items("descriptors", diagnostics),
+            shadow_mode: fields.flag("shadow_mode"),
+            quota_mode: fields.flag("quota_mode"),
+            detailed_metric: fields.flag("detailed_metric"),
+            value_to_metric: fields.flag("value_to_metric"),
+            share_threshold: fields.flag("share_threshold"),
+            group: network_keys::group(&fields),
+            metadata: metadata(&fields),
+            descriptors: fields.items("descriptors"),
         })
     }
 }
@@ -144,7 +145,7 @@ impl DescriptorDraft<'_> {
     }
 
     /// Reports the problems of descriptors and of those nested in them.
-    fn report_all(nodes: &[YamlNode<'_>], above: Option<&str>, diagnostics: &mut Diagnostics<'_>) {
+    fn report_all(nodes: &[YamlNode<'_>], above: Option<&str>, diagnostics: &Diagnostics<'_>) {
         for node in nodes {
             if let Some(descriptor) = DescriptorDraft::read(node, above, diagnostics) {
                 let path = composite(descriptor.key.as_deref().unwrap_or_default(), &descriptor.value);
@@ -155,7 +156,7 @@ impl DescriptorDraft<'_> {
 }
 
 /// What the texts of a descriptor probably mean instead.
-fn misspellings(fields: &MappingFields<'_>, key: Option<&str>, value: &str) -> Vec<Located<String>> {
+fn misspellings(fields: &MappingFields<'_, '_>, key: Option<&str>, value: &str) -> Vec<Located<String>> {
     let texts = [("key", key.unwrap_or_default()), ("value", value)].into_iter();
     let found = texts.filter_map(|(name, text)| {
         let mark = fields.pair(name)?.value.mark;
@@ -176,32 +177,26 @@ fn empty_value(descriptor: &YamlNode<'_>) -> Option<Mark> {
 }
 
 /// The value of `rate_limit`.
-pub(crate) fn rate_limit(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<KeyValues> {
-    KeyValues::read(&fields.pair("rate_limit")?.value, KeySection::RateLimit, diagnostics)
+pub(crate) fn rate_limit(fields: &MappingFields<'_, '_>) -> Option<KeyValues> {
+    KeyValues::read(&fields.pair("rate_limit")?.value, KeySection::RateLimit, fields.diagnostics)
 }
 
 /// The value of `on_denied`.
-pub(crate) fn on_denied(
-    fields: &MappingFields<'_>,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<Located<OnDenied>> {
-    fields.choice("on_denied", diagnostics)?.named(&OnDenied::NAMED)
+pub(crate) fn on_denied(fields: &MappingFields<'_, '_>) -> Option<Located<OnDenied>> {
+    fields.choice("on_denied")?.named(&OnDenied::NAMED)
 }
 
 /// The value of `metadata`.
-pub(crate) fn metadata(
-    fields: &MappingFields<'_>,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<Located<Map<String, Json>>> {
+pub(crate) fn metadata(fields: &MappingFields<'_, '_>) -> Option<Located<Map<String, Json>>> {
     let node = &fields.pair("metadata")?.value;
     let mut problems = Vec::new();
     let json = node.to_json(&mut problems);
-    diagnostics.add_all(problems);
+    fields.diagnostics.add_all(problems);
     match json {
         Json::Object(value) => Some(Located { value, mark: node.mark }),
-        _other_json if node.value == crate::yaml::YamlValue::Unreadable => None,
+        _other_json if node.value == YamlValue::Unreadable => None,
         _other_json => {
-            diagnostics.add(node.mark, format!("`metadata` takes a mapping, not {}", node.describe()));
+            fields.diagnostics.add(node.mark, format!("`metadata` takes a mapping, not {}", node.describe()));
             None
         }
     }

@@ -38,8 +38,8 @@ pub trait WatchedFiles: Send + Sync {
         contents: Self::Contents,
     ) -> impl Future<Output = Option<Result<(), Self::Error>>> + Send;
 
-    /// Reports that new contents cannot be used and that the previous ones stay active.
-    fn refused(&mut self, error: Self::Error);
+    /// Reports that new contents cannot be used and that the previous ones stay active, unless loading has reported it.
+    fn refused(&mut self, _error: Self::Error) {}
 
     /// The files have the active contents again, after contents that were refused.
     fn recovered(&mut self) {}

@@ -17,9 +17,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Allowance, DescriptorRef, Domain, LevelTrace, MatchKind, NetworkGroup, Rule, Rules,
+    Allowance, DescriptorRef, Domain, MatchKind, NetworkGroup, Rule, Rules,
     prefix_tree::{self, MatchedNode, Steps},
-    trace,
 };
 
 /// A set of rules and the secret under which the keys of its counters are hashed. Neither changes: a reload or another
@@ -36,7 +35,7 @@ pub struct KeyedRules {
 /// A domain of [`KeyedRules`].
 #[derive(Clone, Copy, Debug)]
 pub struct KeyedDomain<'r> {
-    domain: &'r Domain,
+    pub(super) domain: &'r Domain,
     keyed: &'r KeyedRules,
 }
 
@@ -67,7 +66,8 @@ pub struct MatchPosition {
 /// The rule and the key of a descriptor whose last values are left open.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenMatch {
-    position: MatchPosition,
+    /// The rule.
+    pub position: MatchPosition,
     key: OpenKey,
 }
 
@@ -114,12 +114,6 @@ impl KeyedRules {
     /// The secret.
     pub fn secret(&self) -> &Secret {
         &self.secret
-    }
-
-    /// The rule of `open`, which was found in these rules.
-    #[inline(always)]
-    pub fn matched(&self, open: &OpenMatch) -> Option<Match<'_>> {
-        self.match_at(open.position)
     }
 
     /// The match at a position, which was found in these rules.
@@ -201,12 +195,6 @@ impl<'r> KeyedDomain<'r> {
         let steps = self.domain.root.steps(entries);
         let matched = |step: &MatchedNode<'r>| DescriptorRef::new(self.domain, step.node, Some(step.kind));
         steps.iter().map(matched).collect()
-    }
-
-    /// A trace of the lookup: one level for each entry, up to the first entry without a match. Slower than
-    /// [`Self::find`]: it visits every node of these levels.
-    pub fn trace(self, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
-        trace::levels(self.domain, entries)
     }
 
     /// The key of the counter of `limit` for these entries, without a rule.

@@ -55,7 +55,7 @@ pub use diagnostics::{Location, Problem, Problems, ResourceLocation, RuleOrigin}
 pub use group::{GroupedKey, NetworkGroup};
 pub use keyed_rules::{KeyedDomain, KeyedRules, Match, MatchPosition, OpenMatch};
 pub use keys::{OnDenied, OnOwnerUnavailable, nearest};
-pub use limit::{KeyValue, algorithm_keys};
+pub use limit::algorithm_keys;
 #[cfg(feature = "watch")]
 pub use loader::RuleLoader;
 pub use network::{Network, NetworkError, address};

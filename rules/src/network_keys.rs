@@ -1,13 +1,12 @@
 //! The keys of a descriptor that are about networks: `match` and `group`.
 
 use crate::{
-    diagnostics::Diagnostics,
     group::NetworkGroup,
     keys::KeySection,
     network::{Network, NetworkError},
     prefix_tree::MatchKind,
-    reader::{Located, MappingFields},
-    yaml::quote,
+    reader::MappingFields,
+    yaml::{Located, quote},
 };
 
 /// The key of the entries in which Envoy sends networks as text.
@@ -16,12 +15,11 @@ pub(crate) const MASKED_ADDRESS: &str = "masked_remote_address";
 /// The value of a descriptor, a network in its one spelling, and the kind of match that it declares; `None` after
 /// reporting a problem.
 pub(crate) fn value_and_kind(
-    fields: &MappingFields<'_>,
+    fields: &MappingFields<'_, '_>,
     key: Option<&str>,
     value: Option<Located<String>>,
-    diagnostics: &mut Diagnostics<'_>,
 ) -> (String, Option<MatchKind>) {
-    let network = fields.pair("match").map(|_| network(fields, key, value.as_ref(), diagnostics));
+    let network = fields.pair("match").map(|_| network(fields, key, value.as_ref()));
     let value = value.map(|value| value.value).unwrap_or_default();
     match network {
         None => {
@@ -35,12 +33,12 @@ pub(crate) fn value_and_kind(
 
 /// The network of a descriptor with `match`; `None` after reporting a problem.
 fn network(
-    fields: &MappingFields<'_>,
+    fields: &MappingFields<'_, '_>,
     key: Option<&str>,
     value: Option<&Located<String>>,
-    diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Network> {
-    let Located { mark, .. } = fields.choice("match", diagnostics)?;
+    let diagnostics = fields.diagnostics;
+    let Located { mark, .. } = fields.choice("match")?;
     if let Some(key) = fields.pair("key").filter(|_| key.is_some_and(|key| key.contains('*'))) {
         let what = "`match: cidr` compares `key` as it is, so it cannot have a `*`";
         diagnostics.add(key.value.mark, what);
@@ -61,21 +59,18 @@ pub(crate) fn reads_like_network(value: &str) -> bool {
 }
 
 /// The value of `group`; `None` also after reporting a problem.
-pub(crate) fn group(
-    fields: &MappingFields<'_>,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<Located<NetworkGroup>> {
+pub(crate) fn group(fields: &MappingFields<'_, '_>) -> Option<Located<NetworkGroup>> {
     let pair = fields.pair("group")?;
-    let fields = MappingFields::read(&pair.value, KeySection::Group, diagnostics)?;
+    let fields = MappingFields::read(&pair.value, KeySection::Group, fields.diagnostics)?;
     if fields.pairs().next().is_none() {
         let what =
             "`group` needs `ipv4` or `ipv6`: the prefix length of the networks that are counted as one key";
-        diagnostics.add(pair.mark, what);
+        fields.diagnostics.add(pair.mark, what);
         return None;
     }
-    let mut length = |key, max| match fields.pair(key) {
+    let length = |key, max| match fields.pair(key) {
         None => Some(max),
-        Some(_) => fields.prefix_length(key, max, diagnostics),
+        Some(_) => fields.prefix_length(key, max),
     };
     let ipv4 = length("ipv4", NetworkGroup::EACH.ipv4);
     let ipv6 = length("ipv6", NetworkGroup::EACH.ipv6);

@@ -8,10 +8,7 @@ use std::net::IpAddr;
 use rustc_hash::FxHashMap;
 use tollgate_counter::descriptor::Entry;
 
-use crate::{
-    network::{self, Network},
-    pattern::Found,
-};
+use crate::network::{self, Network};
 
 /// Networks with their numbers, by the keys of entries.
 #[derive(Debug, Default)]
@@ -46,30 +43,23 @@ impl NetworkTable {
         self.by_text.get(composite).copied()
     }
 
-    /// The longest network that contains the address of an entry.
+    /// The longest network that contains the address of an entry. Adds the number of tables tried to `visits`.
     // `inline(never)`: keeps the lookup of levels without networks small.
     #[inline(never)]
-    pub(crate) fn longest_match(&self, entry: Entry<'_>) -> Found {
-        let mut found = Found { number: None, visits: 1 };
+    pub(crate) fn longest_match(&self, entry: Entry<'_>, visits: &mut usize) -> Option<u32> {
+        *visits += 1;
         // Values are parsed only if there are networks for their key.
-        if let Some(networks) = self.of_key.get(entry.key)
-            && let Some(address) = network::address(entry.value)
-        {
-            networks.search(address, &mut found);
-        }
-        found
+        let networks = self.of_key.get(entry.key)?;
+        networks.longest_with(network::address(entry.value)?, visits)
     }
 }
 
 impl NetworksOfKey {
-    fn search(&self, address: IpAddr, found: &mut Found) {
+    fn longest_with(&self, address: IpAddr, visits: &mut usize) -> Option<u32> {
         let lengths = if address.is_ipv4() { &self.ipv4 } else { &self.ipv6 };
-        for &length in lengths {
-            found.visits += 1;
-            found.number = self.numbers.get(&Network::new(address, length)).copied();
-            if found.number.is_some() {
-                return;
-            }
-        }
+        lengths.iter().find_map(|length| {
+            *visits += 1;
+            self.numbers.get(&Network::new(address, *length)).copied()
+        })
     }
 }

@@ -12,8 +12,8 @@ use crate::{
     keys::KeySection,
     network_keys,
     pattern::Pattern,
-    reader::{Located, MappingFields, required},
-    yaml::{self, YamlNode, YamlValue},
+    reader::MappingFields,
+    yaml::{self, Located, YamlNode, YamlValue},
 };
 
 /// Keys of `rate_limit` that are the control plane's.
@@ -67,16 +67,16 @@ impl Overlay {
     /// Reads an overlay file.
     pub(crate) fn read(path: &str, bytes: Vec<u8>) -> Result<Self, Problems> {
         let mut problems = Problems::default();
-        let mut diagnostics = Diagnostics::new(RuleOrigin::file(path), &mut problems);
+        let diagnostics = Diagnostics::new(RuleOrigin::file(path), &mut problems);
         let stream = yaml::load(&bytes);
         diagnostics.add_all(stream.problems);
         let mut overlay = Self { bytes: Vec::new(), rules: Vec::new(), domains: FxHashMap::default() };
         for document in stream.documents.iter().filter(|document| !document.is_null()) {
-            let Some(fields) = MappingFields::read(document, KeySection::Overlay, &mut diagnostics) else {
+            let Some(fields) = MappingFields::read(document, KeySection::Overlay, &diagnostics) else {
                 continue;
             };
-            for item in fields.items("overlay", &mut diagnostics) {
-                overlay.domain(item, &mut diagnostics);
+            for item in fields.items("overlay") {
+                overlay.domain(item, &diagnostics);
             }
         }
         overlay.bytes = bytes;
@@ -84,30 +84,20 @@ impl Overlay {
         if problems.is_empty() { Ok(overlay) } else { Err(problems) }
     }
 
-    fn domain(&mut self, item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) {
+    fn domain(&mut self, item: &YamlNode<'_>, diagnostics: &Diagnostics<'_>) {
         let Some(fields) = MappingFields::read(item, KeySection::OverlayDomain, diagnostics) else { return };
-        let name = required(&fields, "domain", "the domain of the rules", diagnostics);
-        let on_denied = on_denied(&fields, diagnostics);
-        let denial_body = denial_body(&fields, diagnostics);
+        let name = fields.required("domain", "the domain of the rules");
+        let on_denied = on_denied(&fields);
+        let denial_body = denial_body(&fields);
         let first = self.rules.len();
-        for item in fields.items("rules", diagnostics) {
+        for item in fields.items("rules") {
             self.rules.extend(OverlayRule::read(item, diagnostics));
         }
         let Some(name) = name else { return };
         let domain = self.domains.entry(name).or_default();
         domain.rules.extend(first..self.rules.len());
-        if let Some(Located { value, mark }) = on_denied {
-            if domain.on_denied.is_some_and(|before| before != value) {
-                diagnostics.add(mark, "`on_denied` of this domain has another value above; set it once");
-            }
-            domain.on_denied = Some(value);
-        }
-        if let Some(Located { value, mark }) = denial_body {
-            if domain.denial_body.as_ref().is_some_and(|before| *before != value) {
-                diagnostics.add(mark, "`denial_body` of this domain has another value above; set it once");
-            }
-            domain.denial_body = Some(value);
-        }
+        set_once(&mut domain.on_denied, "on_denied", on_denied, diagnostics);
+        set_once(&mut domain.denial_body, "denial_body", denial_body, diagnostics);
     }
 
     /// What a refused call charges in this domain, if the overlay says so.
@@ -143,19 +133,33 @@ impl Overlay {
     }
 }
 
+/// Sets a value, if it is given. Reports another one than before.
+fn set_once<T: PartialEq>(
+    shared: &mut Option<T>,
+    name: &str,
+    given: Option<Located<T>>,
+    diagnostics: &Diagnostics<'_>,
+) {
+    let Some(Located { value, mark }) = given else { return };
+    if shared.as_ref().is_some_and(|before| *before != value) {
+        diagnostics.add(mark, format!("`{name}` of this domain has another value above; set it once"));
+    }
+    *shared = Some(value);
+}
+
 impl OverlayRule {
-    fn read(item: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    fn read(item: &YamlNode<'_>, diagnostics: &Diagnostics<'_>) -> Option<Self> {
         let fields = MappingFields::read(item, KeySection::OverlayRule, diagnostics)?;
-        let rate_limit = rate_limit(&fields, diagnostics);
+        let rate_limit = rate_limit(&fields);
         for name in OF_CONTROL_PLANE {
             if let Some(mark) = rate_limit.as_ref().and_then(|limit| limit.given(name)) {
                 diagnostics
                     .add(mark, format!("`{name}` is the control plane's; an overlay cannot change it"));
             }
         }
-        let metadata = metadata(&fields, diagnostics);
-        let group = network_keys::group(&fields, diagnostics);
-        let items = fields.items("match", diagnostics);
+        let metadata = metadata(&fields);
+        let group = network_keys::group(&fields);
+        let items = fields.items("match");
         if items.is_empty() {
             let what = "`match` is missing or empty; it lists the keys of a rule from the top, each as `key` or `key: value`";
             diagnostics.add(fields.mark, what);
@@ -173,10 +177,7 @@ impl OverlayRule {
 }
 
 /// A descriptor of a path.
-fn step(
-    item: &YamlNode<'_>,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<(TextPattern, Option<TextPattern>)> {
+fn step(item: &YamlNode<'_>, diagnostics: &Diagnostics<'_>) -> Option<(TextPattern, Option<TextPattern>)> {
     match &item.value {
         YamlValue::Scalar(scalar) if !scalar.text.is_empty() => {
             return Some((TextPattern::new(&scalar.text), None));

@@ -87,16 +87,17 @@ pub(crate) type CompileOwn =
 /// What keys of a rule may have of their own.
 #[derive(Clone)]
 pub struct OwnBounds {
-    bounds: Vec<(&'static str, u64)>,
-    unlimited: bool,
+    // The largest number of each.
+    pub(crate) bounds: Vec<(&'static str, u64)>,
+    pub(crate) unlimited: bool,
     // The numbers that the rule gives.
-    given: Vec<&'static str>,
+    pub(crate) given: Vec<&'static str>,
     // The nanoseconds of the period of the rule, if a key may have another one.
-    free_period: Option<u64>,
-    is_from_source: bool,
-    // Of all that the limits of keys are made of besides their own numbers.
-    fingerprint: u16,
-    compile: Arc<CompileOwn>,
+    pub(crate) free_period: Option<u64>,
+    pub(crate) is_from_source: bool,
+    // Of all that the limits of keys are made of besides their own numbers; 0 unless keys look up their limits.
+    pub(crate) fingerprint: u16,
+    pub(crate) compile: Arc<CompileOwn>,
 }
 
 /// The bounds alone: the rest is in the limit of the rule.
@@ -131,17 +132,6 @@ impl OwnNumbers {
 }
 
 impl OwnBounds {
-    /// The bounds of a rule that gives these numbers.
-    pub(crate) fn new(
-        bounds: Vec<(&'static str, u64)>,
-        unlimited: bool,
-        given: Vec<&'static str>,
-        free_period: Option<u64>,
-        compile: Arc<CompileOwn>,
-    ) -> Self {
-        Self { bounds, unlimited, given, free_period, is_from_source: false, fingerprint: 0, compile }
-    }
-
     /// The bounds of a rule with this limit whose keys look up their limits.
     pub(crate) fn with_source(self, limit: &Limit) -> Self {
         let mut hasher = FxHasher::default();
@@ -161,11 +151,6 @@ impl OwnBounds {
         self.is_from_source
     }
 
-    /// The largest number of each.
-    pub(crate) fn largest(&self) -> &[(&'static str, u64)] {
-        &self.bounds
-    }
-
     /// The largest number of this name, in `unit` or in that of the rule.
     fn bound(&self, name: &str, unit: Option<Unit>) -> Option<u64> {
         let (_, max) = self.bounds.iter().find(|(bounded, _)| *bounded == name)?;
@@ -174,16 +159,6 @@ impl OwnBounds {
         };
         let in_unit = u128::from(*max) * u128::from(unit.span().nanos()) / u128::from(period.max(1));
         Some(u64::try_from(in_unit).unwrap_or(u64::MAX))
-    }
-
-    /// Why the key cannot have this unit.
-    fn unit_problem(&self, numbers: &OwnNumbers) -> Option<&'static str> {
-        numbers.unit?;
-        match (self.free_period, numbers.requests_per_unit) {
-            (None, _) => Some("`unit` is that of the rule, because the counter depends on it"),
-            (Some(_), None) => Some("`unit` needs `requests_per_unit`"),
-            (Some(_), Some(_)) => None,
-        }
     }
 
     /// What decides on a key with these numbers, whose counter has the window of the rule unless another is named.
@@ -198,8 +173,13 @@ impl OwnBounds {
         if !numbers.unlimited && numbers.given().next().is_none() {
             return Err("no number is given; to remove the limit of its own, clear it".to_owned());
         }
-        if let Some(why) = self.unit_problem(numbers).filter(|_| !numbers.unlimited) {
-            return Err(why.to_owned());
+        if numbers.unit.is_some() && !numbers.unlimited {
+            if self.free_period.is_none() {
+                return Err("`unit` is that of the rule, because the counter depends on it".to_owned());
+            }
+            if numbers.requests_per_unit.is_none() {
+                return Err("`unit` needs `requests_per_unit`".to_owned());
+            }
         }
         self.require_bounds(numbers)?;
         let StoredTerms { limit, displayed_limit } = self.compiled(numbers, window)?;

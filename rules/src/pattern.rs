@@ -46,7 +46,7 @@ pub(crate) struct Patterns {
 }
 
 /// A map keyed by affixes, with the lengths that occur among them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Affixes<T> {
     lengths: Vec<usize>,
     of: FxHashMap<Box<[u8]>, T>,
@@ -56,26 +56,6 @@ struct Affixes<T> {
 struct Numbered {
     number: u32,
     middle: Vec<Box<[u8]>>,
-}
-
-/// The result of a lookup and its cost.
-pub(crate) struct Found {
-    /// The number of the node that matches.
-    pub(crate) number: Option<u32>,
-    /// The number of tables and patterns tried.
-    pub(crate) visits: usize,
-}
-
-impl<T> Affixes<T> {
-    const fn new() -> Self {
-        Self { lengths: Vec::new(), of: FxHashMap::with_hasher(FxBuildHasher) }
-    }
-}
-
-impl<T> Default for Affixes<T> {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 impl<T: Default> Affixes<T> {
@@ -90,7 +70,7 @@ impl<T: Default> Affixes<T> {
 impl Patterns {
     /// A set without patterns.
     pub(crate) const fn new() -> Self {
-        Self { prefixes: Affixes::new() }
+        Self { prefixes: Affixes { lengths: Vec::new(), of: FxHashMap::with_hasher(FxBuildHasher) } }
     }
 
     /// Adds a pattern. Numbers must be added in ascending order.
@@ -100,45 +80,32 @@ impl Patterns {
         numbered.push(Numbered { number, middle });
     }
 
-    /// The matching pattern with the lowest number.
-    pub(crate) fn first_match(&self, text: &[u8]) -> Found {
-        let mut found = Found { number: None, visits: 0 };
+    /// The matching pattern with the lowest number. Adds the number of tables and patterns tried to `visits`.
+    pub(crate) fn first_match(&self, text: &[u8], visits: &mut usize) -> Option<u32> {
+        let mut best = None;
         for &length in self.prefixes.lengths.iter().take_while(|&&length| length <= text.len()) {
             let (prefix, rest) = text.split_at(length);
-            found.visits += 1;
+            *visits += 1;
             if let Some(suffixes) = self.prefixes.of.get(prefix) {
-                suffixes.search(rest, &mut found);
+                suffixes.search(rest, &mut best, visits);
             }
         }
-        found
+        best
     }
 }
 
 impl Affixes<Vec<Numbered>> {
     /// Searches for a pattern whose suffix and middle match `rest`, the text after the prefix.
-    fn search(&self, rest: &[u8], found: &mut Found) {
+    fn search(&self, rest: &[u8], best: &mut Option<u32>, visits: &mut usize) {
         for &length in self.lengths.iter().take_while(|&&length| length <= rest.len()) {
             let (inner, suffix) = rest.split_at(rest.len() - length);
-            found.visits += 1;
+            *visits += 1;
             let Some(patterns) = self.of.get(suffix) else { continue };
-            let earlier = |pattern: &&Numbered| found.number.is_none_or(|best| pattern.number < best);
-            let mut tried = 0;
-            let first = patterns
-                .iter()
-                .take_while(earlier)
-                .inspect(|_| tried += 1)
-                .find(|pattern| pattern.fits(inner));
-            let number = first.map(|pattern| pattern.number);
-            found.number = number.or(found.number);
-            found.visits += tried;
+            let earlier = |pattern: &&Numbered| best.is_none_or(|best| pattern.number < best);
+            let mut tried = patterns.iter().take_while(earlier).inspect(|_| *visits += 1);
+            let first = tried.find(|pattern| fits(&pattern.middle, inner)).map(|pattern| pattern.number);
+            *best = first.or(*best);
         }
-    }
-}
-
-impl Numbered {
-    /// Whether the middle pieces occur in `inner` in order, without overlap.
-    fn fits(&self, inner: &[u8]) -> bool {
-        fits(&self.middle, inner)
     }
 }
 
@@ -174,7 +141,7 @@ mod tests {
     }
 
     fn matches(pattern: &str, text: &str) -> bool {
-        patterns(&[pattern.to_owned()]).first_match(text.as_bytes()).number.is_some()
+        patterns(&[pattern.to_owned()]).first_match(text.as_bytes(), &mut 0).is_some()
     }
 
     /// The definition: a `*` stands for any text.
@@ -215,8 +182,8 @@ mod tests {
             text in "[ab]{0,8}",
         ) {
             let by_definition = texts.iter().position(|pattern| matches_by_definition(pattern.as_bytes(), text.as_bytes()));
-            let found = patterns(&texts).first_match(text.as_bytes());
-            prop_assert_eq!(found.number.map(|number| number as usize), by_definition);
+            let found = patterns(&texts).first_match(text.as_bytes(), &mut 0);
+            prop_assert_eq!(found.map(|number| number as usize), by_definition);
             for pattern in &texts {
                 let expected = matches_by_definition(pattern.as_bytes(), text.as_bytes());
                 prop_assert_eq!(Pattern::parse(pattern).unwrap().matches(text.as_bytes()), expected);

@@ -268,19 +268,12 @@ impl TreeLevel {
             if let Some(node) = self.at(text) {
                 return Some(MatchedNode { node, kind: MatchKind::Exact });
             }
-            if let Some(networks) = &self.networks {
-                let found = networks.longest_match(entry);
-                *visits += found.visits;
-                if let Some(number) = found.number {
-                    return Some(MatchedNode {
-                        node: &self.nodes[number as usize],
-                        kind: MatchKind::Network,
-                    });
-                }
+            if let Some(networks) = &self.networks
+                && let Some(number) = networks.longest_match(entry, visits)
+            {
+                return Some(MatchedNode { node: &self.nodes[number as usize], kind: MatchKind::Network });
             }
-            let found = self.patterns.first_match(text);
-            *visits += found.visits;
-            if let Some(number) = found.number {
+            if let Some(number) = self.patterns.first_match(text, visits) {
                 return Some(MatchedNode { node: &self.nodes[number as usize], kind: MatchKind::Pattern });
             }
         }

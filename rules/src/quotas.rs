@@ -2,18 +2,15 @@
 
 use std::{fmt, num::NonZeroU32};
 
-use tollgate_counter::{
-    algorithm::{Limit, QuotaTerms},
-    descriptor::Entry,
-};
+use tollgate_counter::algorithm::{Limit, QuotaTerms};
 
 use crate::{
     diagnostics::Diagnostics,
     keys::KeySection,
     pattern::Pattern,
     prefix_tree::composite,
-    reader::{Located, MappingFields, required},
-    yaml::quote,
+    reader::MappingFields,
+    yaml::{Located, quote},
 };
 
 /// The most items of `quotas` of a rule.
@@ -34,15 +31,6 @@ pub struct Quota {
     pub terms: QuotaTerms,
 }
 
-impl Quota {
-    /// The terms of a bucket, by the first item that has a pair of it.
-    pub(crate) fn terms_of(quotas: &[Self], entries: &[Entry<'_>]) -> QuotaTerms {
-        let is_of = |quota: &Self, entry: &Entry<'_>| Entry::new(&quota.key, &quota.value) == *entry;
-        let found = quotas.iter().find(|quota| entries.iter().any(|entry| is_of(quota, entry)));
-        found.map(|quota| quota.terms).unwrap_or_default()
-    }
-}
-
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, value, terms: QuotaTerms { weight, floor } } = self;
@@ -51,15 +39,16 @@ impl fmt::Display for Quota {
 }
 
 /// The items of `quotas`, without those whose problems were reported.
-pub(crate) fn read(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Vec<Located<Quota>> {
-    let items = fields.items("quotas", diagnostics);
+pub(crate) fn read(fields: &MappingFields<'_, '_>) -> Vec<Located<Quota>> {
+    let diagnostics = fields.diagnostics;
+    let items = fields.items("quotas");
     if let Some(beyond) = items.get(QUOTAS_MAX) {
         diagnostics.add(beyond.mark, format!("`quotas` has at most {QUOTAS_MAX} items"));
     }
     let mut quotas: Vec<Located<Quota>> = Vec::new();
     for item in items.iter().take(QUOTAS_MAX) {
         let Some(fields) = MappingFields::read(item, KeySection::Quota, diagnostics) else { continue };
-        let Some(quota) = quota(&fields, diagnostics) else { continue };
+        let Some(quota) = quota(&fields) else { continue };
         let is_same =
             |before: &&Located<Quota>| before.value.key == quota.key && before.value.value == quota.value;
         if let Some(before) = quotas.iter().find(is_same) {
@@ -72,17 +61,17 @@ pub(crate) fn read(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>
     quotas
 }
 
-fn quota(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<Quota> {
-    let key = required(fields, "key", "the key of a pair of a bucket", diagnostics);
-    let value = required(fields, "value", "the value of a pair of a bucket", diagnostics);
-    let mut number = |name: &str, max: u64| {
+fn quota(fields: &MappingFields<'_, '_>) -> Option<Quota> {
+    let key = fields.required("key", "the key of a pair of a bucket");
+    let value = fields.required("value", "the value of a pair of a bucket");
+    let number = |name: &str, max: u64| {
         if fields.pair(name).is_none() {
             return Some(None);
         }
-        let number = fields.integer(name, diagnostics)?;
+        let number = fields.integer(name)?;
         let fits = (1..=max).contains(&number.value);
         if !fits {
-            diagnostics.add(number.mark, format!("`{name}` is from 1 to {max}, not {}", number.value));
+            fields.diagnostics.add(number.mark, format!("`{name}` is from 1 to {max}, not {}", number.value));
         }
         fits.then_some(Some(number.value))
     };
@@ -93,7 +82,7 @@ fn quota(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Optio
     let weight = weight?;
     let floor = floor?;
     if (weight, floor) == (None, None) {
-        diagnostics.add(fields.mark, "an item of `quotas` needs a `weight` or a `floor`");
+        fields.diagnostics.add(fields.mark, "an item of `quotas` needs a `weight` or a `floor`");
         return None;
     }
     let default = QuotaTerms::default();
@@ -105,7 +94,7 @@ fn quota(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Optio
 
 /// Reports items whose pair all buckets of a counter have, or none of them. `shared` are the descriptors whose values
 /// share a counter.
-pub(crate) fn check_pairs(quotas: &[Located<Quota>], shared: &[Pattern], diagnostics: &mut Diagnostics<'_>) {
+pub(crate) fn check_pairs(quotas: &[Located<Quota>], shared: &[Pattern], diagnostics: &Diagnostics<'_>) {
     let is_shared = |quota: &Quota| {
         let text = composite(&quota.key, &quota.value);
         shared.iter().any(|pattern| pattern.matches(text.as_bytes()))
@@ -121,7 +110,7 @@ pub(crate) fn check_pairs(quotas: &[Located<Quota>], shared: &[Pattern], diagnos
 }
 
 /// Warns of floors above the limit. No error: the limit may be changed elsewhere.
-pub(crate) fn check_floors(quotas: &[Located<Quota>], limit: &Limit, warnings: &mut Diagnostics<'_>) {
+pub(crate) fn check_floors(quotas: &[Located<Quota>], limit: &Limit, warnings: &Diagnostics<'_>) {
     let (most, unit) =
         limit.hit_rate().map_or((limit.allowance(), ""), |rate| (rate.per_second, " a second"));
     for Located { value: quota, mark } in quotas.iter().filter(|quota| quota.value.terms.floor > most) {

@@ -120,14 +120,17 @@ impl Rule {
         }
     }
 
-    /// The part of its limit to which the bucket of these entries is entitled.
+    /// The part of its limit to which the bucket of these entries is entitled, by the first item that has a pair of it.
     pub fn quota_terms(&self, entries: &[Entry<'_>]) -> QuotaTerms {
-        Quota::terms_of(&self.options().quotas, entries)
+        let is_of = |quota: &Quota, entry: &Entry<'_>| Entry::new(&quota.key, &quota.value) == *entry;
+        let mut quotas = self.options().quotas.iter();
+        let found = quotas.find(|quota| entries.iter().any(|entry| is_of(quota, entry)));
+        found.map(|quota| quota.terms).unwrap_or_default()
     }
 
     /// The stats of the rule; `None` before it is active.
     pub fn stats(&self) -> Option<&RuleStats> {
-        self.stats.get()
+        self.stats.0.get().map(|stats| &**stats)
     }
 
     /// How its limit lets hits pass; `None` if the rule is unlimited.

@@ -8,7 +8,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    limit::{KeyValue, algorithm_keys},
+    limit::{algorithm_keys, time_text},
     rule::Rule,
     unit::Unit,
 };
@@ -18,7 +18,7 @@ pub fn limit(limit: &Limit, unit: Option<Unit>) -> String {
     let period = match (unit, limit.window()) {
         (Some(unit), _) => Some(unit.name().to_owned()),
         (None, Some(Window::Calendar(calendar))) => Some(calendar_unit(calendar.unit()).to_owned()),
-        (None, Some(Window::Aligned(_)) | None) => limit.period().map(time),
+        (None, Some(Window::Aligned(_)) | None) => limit.period().map(time_text),
     };
     let mut text = match (limit.admission(), period) {
         (Admission::InFlight, _) => format!("{} in flight", limit.allowance()),
@@ -50,7 +50,7 @@ pub fn quotas(rule: &Rule) -> Vec<String> {
 pub fn kind(limit: &Limit) -> String {
     let over = match limit.window() {
         Some(Window::Calendar(calendar)) => calendar_words(calendar.unit(), calendar.zone()),
-        Some(Window::Aligned(_)) | None => time(Duration::from_nanos(limit.kind().window_nanos())),
+        Some(Window::Aligned(_)) | None => time_text(Duration::from_nanos(limit.kind().window_nanos())),
     };
     format!("{} over {over}", algorithm(limit))
 }
@@ -71,10 +71,12 @@ pub fn own_keys(limit: &Limit, unit: Option<Unit>) -> Vec<(&'static str, String)
             keys.push(("calendar", format!("{{timezone: {}{week_start}}}", calendar.zone())));
         }
         Some(Window::Aligned(_)) | None => {
-            keys.extend(limit.period().filter(|_| unit.is_none()).map(|period| ("window", time(period))));
+            keys.extend(
+                limit.period().filter(|_| unit.is_none()).map(|period| ("window", time_text(period))),
+            );
         }
     }
-    keys.extend(algorithm_keys(limit).into_iter().map(|(key, value)| (key, value.to_string())));
+    keys.extend(algorithm_keys(limit));
     match limit.excess() {
         // A classic limit always counts denied hits.
         _ if limit.is_classic() => {}
@@ -108,11 +110,6 @@ fn calendar_unit(unit: CalendarUnit) -> &'static str {
         CalendarUnit::Month => "month",
         CalendarUnit::Year => "year",
     }
-}
-
-/// A duration as written in rule files.
-fn time(time: Duration) -> String {
-    KeyValue::Time(time).to_string()
 }
 
 #[cfg(test)]

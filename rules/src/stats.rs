@@ -78,13 +78,6 @@ impl PartialEq for StatsHandle {
     }
 }
 
-impl StatsHandle {
-    /// The stats of the rule; `None` before it is active.
-    pub(crate) fn get(&self) -> Option<&RuleStats> {
-        self.0.get().map(|stats| &**stats)
-    }
-}
-
 impl DecisionStats {
     /// Adds an outcome.
     // `inline(always)`: most callers pass a constant outcome.

@@ -22,14 +22,6 @@ pub struct RuleStatsRegistry {
 pub(super) type AllStats = FxHashMap<Arc<str>, DomainStats>;
 type DomainStats = FxHashMap<Arc<str>, Arc<RuleStats>>;
 
-/// The stats of rules that are not active yet.
-#[derive(Debug)]
-pub(super) struct NextStats {
-    all: Arc<AllStats>,
-    /// Whether an active rule is not among the rules.
-    pub(super) lacks_a_rule: bool,
-}
-
 /// The labels of one series.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Series {
@@ -52,8 +44,9 @@ impl RuleStatsRegistry {
     }
 
     /// The stats of `rules` while they are active: those of the active rule with the same path, or new ones. This takes
-    /// long for many rules, so the registry keeps the stats of the active rules until [`RuleStatsRegistry::replace`].
-    pub(super) fn prepare(&self, rules: &Rules) -> NextStats {
+    /// long for many rules, so the registry keeps the stats of the active rules until [`RuleStatsRegistry::replace`]. Also
+    /// returns whether an active rule is not among `rules`.
+    pub(super) fn prepare(&self, rules: &Rules) -> (Arc<AllStats>, bool) {
         let before = self.rules.load_full();
         let mut all = AllStats::default();
         let mut retained = 0;
@@ -73,12 +66,12 @@ impl RuleStatsRegistry {
             all.insert(name, after);
         }
         let lacks_a_rule = retained < before.values().map(DomainStats::len).sum();
-        NextStats { all: Arc::new(all), lacks_a_rule }
+        (Arc::new(all), lacks_a_rule)
     }
 
     /// Makes `next` the stats of the active rules, and returns the previous ones.
-    pub(super) fn replace(&self, next: NextStats) -> Arc<AllStats> {
-        self.rules.swap(next.all)
+    pub(super) fn replace(&self, next: Arc<AllStats>) -> Arc<AllStats> {
+        self.rules.swap(next)
     }
 
     /// All series in order; series with equal labels are merged.
@@ -133,12 +126,12 @@ mod tests {
     }
 
     fn attach(stats: &RuleStatsRegistry, rules: &Rules) {
-        stats.replace(stats.prepare(rules));
+        stats.replace(stats.prepare(rules).0);
     }
 
     fn count(rules: &Rules, key: usize, name: Cow<'_, str>) {
         let rule = rules.domain("d").unwrap().rules().nth(key).unwrap();
-        rule.stats.get().unwrap().count(name, PASSED);
+        rule.stats().unwrap().count(name, PASSED);
     }
 
     fn hits(stats: &RuleStatsRegistry) -> Vec<(String, u64)> {
@@ -163,7 +156,7 @@ mod tests {
         let stats = RuleStatsRegistry::default();
         let (one, two) = (rules(&["a", "b"]), rules(&["c", "b"]));
         attach(&stats, &one);
-        let next = stats.prepare(&two);
+        let (next, _) = stats.prepare(&two);
         count(&one, 1, "".into());
         assert_eq!(hits(&stats), [("d.a".to_owned(), 0), ("d.b".to_owned(), 1)]);
         stats.replace(next);

@@ -3,7 +3,7 @@
 use tollgate_counter::descriptor::{self, Entry};
 
 use crate::{
-    DescriptorRef, Domain, network,
+    DescriptorRef, Domain, KeyedDomain, network,
     pattern::Pattern,
     prefix_tree::{MatchKind, MatchedNode, TreeLevel, TreeNode},
 };
@@ -30,18 +30,22 @@ pub struct LevelTrace<'r> {
     pub non_matches_more: usize,
 }
 
-/// One level for each entry, up to the first entry without a match.
-pub(super) fn levels<'r>(domain: &'r Domain, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
-    let steps = domain.root.steps(entries);
-    let mut levels = Vec::new();
-    let mut level = &domain.root;
-    for (index, entry) in entries.iter().enumerate() {
-        let step = steps.get(index);
-        levels.push(LevelTrace::new(domain, level, *entry, step));
-        let Some(step) = step else { break };
-        level = step.node.children();
+impl<'r> KeyedDomain<'r> {
+    /// A trace of the lookup: one level for each entry, up to the first entry without a match. Slower than
+    /// [`Self::find`]: it visits every node of these levels.
+    pub fn trace(self, entries: &[Entry<'_>]) -> Vec<LevelTrace<'r>> {
+        let Self { domain, .. } = self;
+        let steps = domain.root.steps(entries);
+        let mut levels = Vec::new();
+        let mut level = &domain.root;
+        for (index, entry) in entries.iter().enumerate() {
+            let step = steps.get(index);
+            levels.push(LevelTrace::new(domain, level, *entry, step));
+            let Some(step) = step else { break };
+            level = step.node.children();
+        }
+        levels
     }
-    levels
 }
 
 impl<'r> LevelTrace<'r> {

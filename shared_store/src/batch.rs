@@ -460,8 +460,8 @@ impl Known {
 pub(super) struct BatchPart {
     pub(super) checks: CounterChecks,
     pub(super) mode: SubmissionMode,
-    /// `None` if nothing waits for the outcomes.
-    pub(super) reply: Option<PartReply>,
+    /// Takes the outcomes, or `None` if the store does not decide the part; `None` if nothing waits for them.
+    pub(super) reply: Option<oneshot::Sender<Option<PartOutcomes>>>,
     /// The local instant at which the caller stops waiting.
     pub(super) deadline: Timestamp,
     /// Lost races.
@@ -476,9 +476,6 @@ pub(super) struct BatchPart {
 
 /// The outcomes of a part, one for each check. Those of a dry run follow the peeks before it.
 pub(super) type PartOutcomes = SmallVec<[OperationOutcome; 1]>;
-
-/// Takes the outcomes of a part; `None` if the store does not decide it.
-pub(super) type PartReply = oneshot::Sender<Option<PartOutcomes>>;
 
 impl BatchPart {
     /// A part for whose outcomes nothing waits yet.

@@ -34,7 +34,7 @@ pub(super) struct Lane {
     waiting: VecDeque<BatchPart>,
     known: KnownValues,
     is_driven: bool,
-    breaker: CircuitBreaker,
+    pub(super) breaker: CircuitBreaker,
     /// This replica, for claims.
     replica: u64,
     /// The last round trip.
@@ -66,11 +66,6 @@ impl Lane {
             replica,
             round_trip: Duration::ZERO,
         }
-    }
-
-    /// The state of the circuit breaker.
-    pub(super) fn breaker(&self, local: Timestamp) -> BreakerState {
-        self.breaker.state(local)
     }
 
     /// Whether a part may be added. After failures a single batch tries, and no other caller waits for it.

@@ -75,7 +75,7 @@ impl Lanes {
     /// The number of lanes whose circuit breaker is not closed.
     pub(super) fn breakers_open(&self) -> usize {
         let local = self.clocks.local();
-        self.each.iter().filter(|lane| lock(lane).breaker(local) != BreakerState::Closed).count()
+        self.each.iter().filter(|lane| lock(lane).breaker.state(local) != BreakerState::Closed).count()
     }
 
     /// The refusal of a check whose counter is known to be exhausted.
@@ -169,7 +169,7 @@ impl Lanes {
         let link = self.link_of(number);
         loop {
             let mut answers = LaneAnswers::new();
-            let breaker = lock(lane).breaker(self.clocks.local());
+            let breaker = lock(lane).breaker.state(self.clocks.local());
             let connection = match breaker {
                 // In a cluster a lane may be unreachable while the link is open.
                 BreakerState::Open => None,

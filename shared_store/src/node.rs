@@ -283,14 +283,11 @@ impl Drop for Expected<'_> {
     }
 }
 
-/// A stream to a server.
-pub(super) type ServerStream = Pin<Box<dyn AsyncStream + Send + Sync>>;
-
 /// Connects to a server. `None` if the address demands TLS and there is no `tls`.
 pub(super) async fn dial(
     addr: &ConnectionAddr,
     tls: Option<&TlsConnector>,
-) -> RedisResult<Option<ServerStream>> {
+) -> RedisResult<Option<Pin<Box<dyn AsyncStream + Send + Sync>>>> {
     match (addr, tls) {
         (ConnectionAddr::Tcp(host, port), _) => Ok(Some(Box::pin(connect(host, *port).await?))),
         (ConnectionAddr::TcpTls { host, port, .. }, Some(tls)) => {

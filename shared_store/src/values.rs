@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use redis::{RedisError, RedisResult, Value, cmd};
+use redis::{RedisResult, Value, cmd};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
@@ -97,15 +97,10 @@ impl StoredValue {
             }
             Ok(Value::BulkString(value)) => Self::Value(value),
             Ok(_) => Self::Unavailable("the server's answer has an unexpected form".to_owned()),
-            Err(error) if is_of_key(&error) => Self::Unreadable(error.to_string()),
+            Err(error) if error.code() == Some("WRONGTYPE") => Self::Unreadable(error.to_string()),
             Err(error) => Self::Unavailable(error.to_string()),
         }
     }
-}
-
-/// Whether an error is about what the key has.
-fn is_of_key(error: &RedisError) -> bool {
-    error.code() == Some("WRONGTYPE")
 }
 
 impl fmt::Debug for StoredValues {

@@ -110,7 +110,7 @@ impl SettingsSources {
         let stream = yaml::load(&bytes);
         let place = |mark: Mark| format!("{}:{}:{}", path.display(), mark.line, mark.column);
         let problems = stream.problems.iter();
-        reader.problems.extend(problems.map(|problem| format!("{}: {}", place(problem.mark), problem.what)));
+        reader.problems.extend(problems.map(|problem| format!("{}: {}", place(problem.mark), problem.value)));
         for document in &stream.documents {
             for section in reader.pairs(document, &place) {
                 let settings = reader.pairs(&section.value, &place);

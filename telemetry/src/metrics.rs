@@ -84,19 +84,14 @@ impl<'n> Page<'n> {
         Self { text: String::new(), only: Some(names) }
     }
 
-    /// Begins a metric. Each metric may occur only once on a page.
-    fn family(&mut self, metric: Metric) -> Family<'_> {
-        let Metric { name, kind, help, .. } = metric;
-        write(&mut self.text, format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
-        Family { page: &mut self.text, metric }
-    }
-
-    /// Adds the metrics of a table.
+    /// Adds the metrics of a table. Each metric may occur only once on a page.
     pub fn add<R>(&mut self, rows: &[Row<R>], reading: &R) {
         let only = self.only;
         let is_wanted = |row: &&Row<R>| only.is_none_or(|names| names.contains(&row.metric.name));
         for Row { metric, series } in rows.iter().filter(is_wanted) {
-            series(reading, &mut self.family(*metric));
+            let Metric { name, kind, help, .. } = *metric;
+            write(&mut self.text, format_args!("# HELP {name} {help}\n# TYPE {name} {}\n", kind.name()));
+            series(reading, &mut Family { page: &mut self.text, metric: *metric });
         }
     }
 

@@ -34,7 +34,7 @@ const DOORS: [(&str, &str); 13] = [
         "rules",
         "ActiveRules Allowance Contents DESCRIPTORS_MAX DecisionStats DecisionTotals DenialBody \
           DenialTemplate DenialValues DescriptorRef DisplayedLimit Documents Domain \
-          FileSettings ForwardPolicy GroupedKey KeyValue KeyedDomain KeyedRules LevelTrace LoadError \
+          FileSettings ForwardPolicy GroupedKey KeyedDomain KeyedRules LevelTrace LoadError \
           Location Match MatchKind MatchPosition NODES_MAX Network NetworkError NetworkGroup OnDenied \
           OnOwnerUnavailable OpenMatch Overlay OverlayFile OverlayReceiver OwnBounds OwnNumbers Problem Problems Quota \
           ReadDocuments ResourceLocation Rule RuleEvent RuleInput RuleLoader RuleOptions RuleOrigin \

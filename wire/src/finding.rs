@@ -1,6 +1,7 @@
 //! A finding of the doctor, as the admin listener sends it.
 
 use serde::{Deserialize, Serialize};
+use tollgate_counter::named;
 
 /// What goes wrong, and how to repair it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,16 +19,18 @@ pub struct DoctorFinding {
     pub snippet: Option<String>,
 }
 
-/// The weight of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FindingLevel {
-    /// Limits do not hold, or requests are not answered.
-    Error,
-    /// Something is probably not as intended.
-    Warning,
-    /// A choice to be aware of.
-    Advice,
+named! {
+    /// The weight of a finding, with its name in JSON and for operators.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum FindingLevel {
+        /// Limits do not hold, or requests are not answered.
+        Error = "error",
+        /// Something is probably not as intended.
+        Warning = "warning",
+        /// A choice to be aware of.
+        Advice = "advice",
+    }
 }
 
 /// A descriptor that the configuration of an Envoy makes, which the command line sends to the doctor.
@@ -78,17 +81,6 @@ impl EnvoyDescriptor {
         };
         let at = self.at.as_deref().map(|at| format!(" at {at}"));
         self.entries.iter().map(entry).chain(at).collect()
-    }
-}
-
-impl FindingLevel {
-    /// The name in JSON and for operators.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Error => "error",
-            Self::Warning => "warning",
-            Self::Advice => "advice",
-        }
     }
 }
 

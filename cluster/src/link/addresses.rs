@@ -97,7 +97,8 @@ struct LinkRejection {
 /// The addresses that are dialled or known.
 #[derive(Default)]
 pub(super) struct Addresses {
-    dialling: HashSet<String>,
+    /// Those that are dialled now, at most [`DIALS_MAX`].
+    pub(super) dialling: HashSet<String>,
     own: HashMap<String, Stopwatch>,
     // Peers behind an address that is not the one they advertise.
     members: HashMap<String, MemberId>,
@@ -114,21 +115,6 @@ impl Addresses {
     /// The member that answers at the address.
     pub(super) fn member(&self, address: &str) -> Option<MemberId> {
         self.members.get(address).copied()
-    }
-
-    /// Whether as many addresses are dialled as may be.
-    pub(super) fn is_full(&self) -> bool {
-        self.dialling.len() >= DIALS_MAX
-    }
-
-    /// Records that the address is dialled. False if it is dialled already.
-    pub(super) fn begin_dial(&mut self, address: &str) -> bool {
-        self.dialling.insert(address.to_owned())
-    }
-
-    /// Records that the address is no longer dialled.
-    pub(super) fn end_dial(&mut self, address: &str) {
-        self.dialling.remove(address);
     }
 
     /// Records that the address belongs to this process.

@@ -227,10 +227,11 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
 
     /// Reads and handles all frames that have arrived, then writes all that are due. Ready once the connection closes.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.link.stop_listening();
+        // Not woken by what it queues itself while it reads: that is written below.
+        self.link.waker.take();
         let is_open = self.poll_read(cx).is_pending();
-        self.link.listen(cx.waker());
-        if !is_open || self.link.is_closed() {
+        self.link.waker.register(cx.waker());
+        if !is_open || self.link.is_closed.load(Relaxed) {
             return Poll::Ready(());
         }
         if !self.hub.is_open() {

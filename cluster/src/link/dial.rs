@@ -93,7 +93,7 @@ pub(super) async fn dial_address(
         }
         wait(&hub, &mut delays).await;
     }
-    hub.addresses().end_dial(&address);
+    hub.addresses().dialling.remove(&address);
 }
 
 /// Redials a peer whose link broke, and runs the link, until the session has ended or another connection is the link.

@@ -101,13 +101,15 @@ impl Hub {
             }
             return;
         }
-        if addresses.is_full() {
+        if addresses.dialling.len() >= DIALS_MAX {
             self.local.stats.commands_refused.increase();
             debug!(address, "address not dialled: too many dials in progress");
             return;
         }
-        if addresses.begin_dial(address) && !self.command(Command::Dial(address.to_owned(), report)) {
-            addresses.end_dial(address);
+        if addresses.dialling.insert(address.to_owned())
+            && !self.command(Command::Dial(address.to_owned(), report))
+        {
+            addresses.dialling.remove(address);
         }
     }
 

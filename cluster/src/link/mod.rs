@@ -3,7 +3,12 @@
 //! Two processes share one session while both live. Each batch of a session is delivered exactly once and in the
 //! order in which it was sent, across any number of broken connections. [`LinkHandler`] interprets the bytes.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use tokio::{
     net::TcpListener,
@@ -174,11 +179,11 @@ impl Links {
     /// [`LinkHandler::disconnected`] is called. If the peer connects again, a new session begins.
     pub fn forget(&self, peer: MemberId) {
         if let Some(peer) = self.0.local.get(peer)
-            && peer.mark_forgotten()
+            && !peer.forgotten.swap(true, Relaxed)
             && !self.0.command(Command::Forget(peer.clone()))
         {
             // The next call tries again.
-            peer.unmark_forgotten();
+            peer.forgotten.store(false, Relaxed);
         }
     }
 

@@ -7,7 +7,6 @@ use std::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    task::Waker,
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -53,7 +52,8 @@ pub(super) struct Peer {
     // These are read without that lock; the link changes under it.
     link: ArcSwapOption<ActiveLink>,
     address: ArcSwap<String>,
-    forgotten: AtomicBool,
+    /// The session is to end.
+    pub(super) forgotten: AtomicBool,
 }
 
 struct PeerState {
@@ -65,8 +65,10 @@ struct PeerState {
 /// The connection that carries a session, as other tasks reach it.
 pub(super) struct ActiveLink {
     role: LinkRole,
-    waker: AtomicWaker,
-    is_closed: AtomicBool,
+    /// Wakes the task of the connection when there is something to write or the connection must close.
+    pub(super) waker: AtomicWaker,
+    /// The connection must close.
+    pub(super) is_closed: AtomicBool,
     /// A heartbeat is due.
     pub(super) heartbeat_due: AtomicBool,
     /// Queued batches are written, then a goodbye.
@@ -168,16 +170,6 @@ impl Peer {
         if let Some(link) = &*self.link.load() {
             link.waker.wake();
         }
-    }
-
-    /// Marks the peer as forgotten; true for the first call.
-    pub(super) fn mark_forgotten(&self) -> bool {
-        !self.forgotten.swap(true, Relaxed)
-    }
-
-    /// Undoes [`Peer::mark_forgotten`].
-    pub(super) fn unmark_forgotten(&self) {
-        self.forgotten.store(false, Relaxed);
     }
 
     /// Whether there is a link.
@@ -405,21 +397,6 @@ impl ActiveLink {
             goodbye_due: AtomicBool::new(false),
             is_finished: AtomicBool::new(false),
         }
-    }
-
-    /// Whether the connection must close.
-    pub(super) fn is_closed(&self) -> bool {
-        self.is_closed.load(Relaxed)
-    }
-
-    /// The task of the connection is not woken until it listens again: it writes whatever it queues itself.
-    pub(super) fn stop_listening(&self) {
-        self.waker.take();
-    }
-
-    /// Wakes this task from now on when there is something to write or the connection must close.
-    pub(super) fn listen(&self, waker: &Waker) {
-        self.waker.register(waker);
     }
 
     fn close(&self) {

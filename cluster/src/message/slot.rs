@@ -81,8 +81,10 @@ pub(crate) struct LeaseGrant {
 impl LeaseGrant {
     /// Adds the unaccounted hits to `data` as if they were used now, unless they are charged already.
     pub(crate) fn charge_to(&self, data: &mut SlotData, now: Timestamp) {
-        if self.charged.is_none() {
-            charge(data, self.key, &self.limit, self.left, now);
+        if self.charged.is_none() && self.left > 0 {
+            let mut used = self.limit.fresh();
+            self.limit.charge_at(&mut used, self.left, now, now);
+            data.add_usage(self.key, &self.limit, used, now);
         }
     }
 }
@@ -122,15 +124,6 @@ pub(crate) struct HandOff {
     pub(crate) slot: Slot,
     pub(crate) copy: VersionedSlot,
     pub(crate) origin: RecoveryOrigin,
-}
-
-/// Adds hits to `data` as if they were used now.
-fn charge(data: &mut SlotData, key: Key, limit: &Limit, hits: u64, now: Timestamp) {
-    if hits > 0 {
-        let mut used = limit.fresh();
-        limit.charge_at(&mut used, hits, now, now);
-        data.add_usage(key, limit, used, now);
-    }
 }
 
 /// Encodes whether there is data, without the data.

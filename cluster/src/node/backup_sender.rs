@@ -30,14 +30,14 @@ pub(super) struct BackupSender {
     interval: Option<Duration>,
     slots: Vec<BackupState>,
     /// The slots whose backup waits for room on the way to its receiver, each once.
-    waiting: BTreeMap<MemberId, VecDeque<Slot>>,
+    pub(super) waiting: BTreeMap<MemberId, VecDeque<Slot>>,
     /// The encoded bytes of the backups that each receiver has not answered yet, at most.
     unanswered: BTreeMap<MemberId, usize>,
     /// Changes whose callers are answered when the backup owner has them.
     unanswered_changes: Vec<UnansweredChange>,
     backed_up_at: Timestamp,
-    /// A slot that is owned here may have no backup.
-    may_lack_backups: bool,
+    /// A slot that is owned here may have no backup, also because owners or backup owners may have changed.
+    pub(super) may_lack_backups: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -240,16 +240,6 @@ impl BackupSender {
         self.interval.is_some()
     }
 
-    /// Owners or backup owners may have changed.
-    pub(super) fn search_all(&mut self) {
-        self.may_lack_backups = true;
-    }
-
-    /// Whether all slots are to be searched for one without a backup.
-    pub(super) fn take_may_lack_backups(&mut self) -> bool {
-        std::mem::take(&mut self.may_lack_backups)
-    }
-
     /// Whether the backups of changed slots are due. They are then due again after the interval. A tick that comes a
     /// little early does not leave them to the next one.
     pub(super) fn take_due(&mut self, now: Timestamp) -> bool {
@@ -263,11 +253,6 @@ impl BackupSender {
     /// When the backups of changed slots are due, if they are sent periodically.
     pub(super) fn due_at(&self) -> Option<Timestamp> {
         self.interval.map(|interval| self.backed_up_at.after(interval))
-    }
-
-    /// Whether backups wait for room in the queue of their receiver.
-    pub(super) fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
     }
 
     /// The receiver of the last backup since this replica owns the slot.
@@ -302,11 +287,6 @@ impl BackupSender {
             state.is_waiting = true;
             self.waiting.entry(to).or_default().push_back(slot);
         }
-    }
-
-    /// The receivers of backups that wait for room.
-    pub(super) fn awaited(&self) -> Vec<MemberId> {
-        self.waiting.keys().copied().collect()
     }
 
     /// Takes the slot that has waited longest for room on the way to `to`.

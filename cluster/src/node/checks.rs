@@ -36,7 +36,8 @@ impl Router<'_> {
         if let Some(Forward { open, sent_at, .. }) = self.forwarding.take_answered(ticket) {
             return self.reply(open, reply, sent_at);
         }
-        let Some(Forward { open: OpenCheck { check, .. }, sent_at, .. }) = self.forwarding.take_late(ticket)
+        let Some(Forward { open: OpenCheck { check, .. }, sent_at, .. }) =
+            self.forwarding.late.remove(&ticket)
         else {
             return;
         };
@@ -135,7 +136,7 @@ impl Router<'_> {
             self.reply(open, reply, self.cx.now);
         }
         while let Some(ready) = self.slots.take_ready() {
-            for open in self.forwarding.take_pending(|check| ready.contains(check.key)) {
+            for open in self.forwarding.take_pending(|check| ready(check.key)) {
                 self.route_now(open);
             }
         }
@@ -308,8 +309,8 @@ impl Router<'_> {
             }
             Requester::Caller(ticket, _) => {
                 let own = self.slots.known_own_terms(open.check.key, self.cx.wall);
-                let outcome = RemoteOutcome::unreachable().with_known_own(own.as_ref());
-                self.cx.out.actions.push(NodeAction::Complete(ticket, outcome));
+                let RemoteOutcome { outcome, decided_by } = RemoteOutcome::unreachable();
+                self.complete(ticket, outcome.by_own(own.as_ref()), decided_by);
             }
             // The owner must learn of the consumption later.
             Requester::NoReply => {

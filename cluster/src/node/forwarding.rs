@@ -45,28 +45,6 @@ pub(super) struct OpenCheck {
 }
 
 impl OpenCheck {
-    /// A check of a local caller.
-    pub(super) fn from_caller(
-        ticket: Ticket,
-        policy: ForwardPolicy,
-        check: RemoteCheck,
-        deadline: Timestamp,
-    ) -> Self {
-        Self { requester: Requester::Caller(ticket, policy), check: Arc::new(check), deadline, hops: 0 }
-    }
-
-    /// A check that a peer has forwarded.
-    pub(super) fn from_peer(
-        peer: MemberId,
-        ticket: u64,
-        check: Arc<RemoteCheck>,
-        deadline: Timestamp,
-        hops: u8,
-    ) -> Self {
-        let requester = if ticket == 0 { Requester::NoReply } else { Requester::Peer(peer, ticket) };
-        Self { requester, check, deadline, hops }
-    }
-
     /// An operation of this replica, which waits for no reply.
     pub(super) fn without_reply(check: Arc<RemoteCheck>, now: Timestamp) -> Self {
         Self { requester: Requester::NoReply, check, deadline: now.after(LATE_MAX), hops: 0 }
@@ -107,7 +85,7 @@ pub(super) struct Forwarding {
     forwards: FxHashMap<u64, Forward>,
     pending: Vec<OpenCheck>,
     /// Those whose replies did not arrive in time, with the instant until which a late one counts.
-    late: BTreeMap<u64, Forward>,
+    pub(super) late: BTreeMap<u64, Forward>,
     /// Reports that could not be sent.
     unsent_reports: Vec<Arc<RemoteCheck>>,
     /// Nothing expires before this instant.
@@ -200,11 +178,6 @@ impl Forwarding {
             breaker.on_success();
         }
         Some(forward)
-    }
-
-    /// Takes the check that this reply answers too late.
-    pub(super) fn take_late(&mut self, ticket: u64) -> Option<Forward> {
-        self.late.remove(&ticket)
     }
 
     /// Records that the link has taken these messages.

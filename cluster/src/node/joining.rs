@@ -25,10 +25,12 @@ pub(super) enum ClusterComparison {
     Same,
     /// The peer adopts our hash secret, and then sends another hello.
     Other,
-    /// This replica adopts the peer's hash secret, which differs from its own.
-    Adopted(Secret),
-    /// This replica adopts the peer's founder. The secret stays, and so do the counters.
-    FounderAdopted(Secret),
+    /// This replica adopts the peer's founder and hash secret. Unless the secret `is_other` than its own, the counters
+    /// stay.
+    Adopted {
+        secret: Secret,
+        is_other: bool,
+    },
 }
 
 /// The peers that a joining replica reaches.
@@ -80,11 +82,9 @@ impl Joining {
                 self.is_used = is_in_use;
                 let secret = theirs.secret.clone();
                 let previous = self.hash_secret.replace(theirs);
-                if previous.is_some_and(|previous| previous.secret.to_bytes() == secret.to_bytes()) {
-                    ClusterComparison::FounderAdopted(secret)
-                } else {
-                    ClusterComparison::Adopted(secret)
-                }
+                let is_other =
+                    previous.is_none_or(|previous| previous.secret.to_bytes() != secret.to_bytes());
+                ClusterComparison::Adopted { secret, is_other }
             }
         }
     }

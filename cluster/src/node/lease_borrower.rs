@@ -33,7 +33,8 @@ pub(super) struct LeaseBorrower {
     lease_from: Option<u64>,
     /// How often used hits are reported.
     report_interval: Duration,
-    borrowed: BTreeMap<Key, Borrowed>,
+    /// The grants to settle and the refusals to forget.
+    pub(super) borrowed: BTreeMap<Key, Borrowed>,
     forward_counts: BTreeMap<Key, u64>,
     window_started_at: Timestamp,
     reported_at: Timestamp,
@@ -41,7 +42,7 @@ pub(super) struct LeaseBorrower {
 
 /// What this replica may decide about one hot key.
 #[derive(Clone, Debug)]
-struct Borrowed {
+pub(super) struct Borrowed {
     limit: Limit,
     borrowing: Borrowing,
     // The limit of its own that has decided in place of `limit`.
@@ -83,11 +84,6 @@ impl LeaseBorrower {
     pub(super) fn discard(&mut self) {
         self.borrowed.clear();
         self.forward_counts.clear();
-    }
-
-    /// Whether there are grants to settle or refusals to forget.
-    pub(super) fn has_borrowed(&self) -> bool {
-        !self.borrowed.is_empty()
     }
 
     /// Decides from a grant or a refusal. `None` if the owner has to be asked.

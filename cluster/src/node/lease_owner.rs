@@ -45,9 +45,9 @@ pub(super) struct LeaseOwner {
     keys: BTreeMap<(Slot, Key), KeyLeases>,
     last_number: u64,
     /// Slots whose grants were lent or returned since their last backup.
-    changed: BTreeSet<Slot>,
+    pub(super) changed: BTreeSet<Slot>,
     /// Keys whose grants were all returned, so that checks that waited for them can be retried.
-    returned: Vec<Key>,
+    pub(super) returned: Vec<Key>,
 }
 
 /// The grants and refusals of one key.
@@ -145,31 +145,12 @@ impl LeaseOwner {
         }
     }
 
-    /// The slots with grants that were lent or returned since [`LeaseOwner::mark_backed_up`].
-    pub(super) fn changed(&self) -> impl Iterator<Item = Slot> {
-        self.changed.iter().copied()
-    }
-
-    pub(super) fn mark_backed_up(&mut self, slot: Slot) {
-        self.changed.remove(&slot);
-    }
-
     fn mark_changed(&mut self, key: Key) {
         self.changed.insert(self.memory.slot(key));
     }
 
     fn place(&self, key: Key) -> (Slot, Key) {
         (self.memory.slot(key), key)
-    }
-
-    /// Whether there are keys whose grants were all returned.
-    pub(super) fn has_returned(&self) -> bool {
-        !self.returned.is_empty()
-    }
-
-    /// Takes the keys whose grants were all returned.
-    pub(super) fn take_returned(&mut self) -> Vec<Key> {
-        std::mem::take(&mut self.returned)
     }
 
     /// Forgets all grants.
@@ -249,7 +230,11 @@ impl LeaseOwner {
                     if *state == LeaseState::Closed {
                         grant.state = GrantState::Settled;
                         let unused = UsedHits { hits: hits.get().min(*left), at };
-                        self.refund_unused(key, limit, unused, cx);
+                        if unused.hits > 0 {
+                            self.memory.leases().refund_leased(key, limit, unused, cx.wall);
+                            self.revoke_refusals(key, cx.out);
+                        }
+                        self.mark_changed(key);
                     }
                     return;
                 }
@@ -272,14 +257,6 @@ impl LeaseOwner {
             self.mark_changed(key);
             self.prune_key(key);
         }
-    }
-
-    fn refund_unused(&mut self, key: Key, limit: &Limit, unused: UsedHits, cx: &mut Context<'_>) {
-        if unused.hits > 0 {
-            self.memory.leases().refund_leased(key, limit, unused, cx.wall);
-            self.revoke_refusals(key, cx.out);
-        }
-        self.mark_changed(key);
     }
 
     /// Removes a key without grants. Checks that waited for the grants can be retried.

@@ -44,8 +44,8 @@ pub(super) struct Membership {
     isolated: bool,
     pub(super) placement: Placement,
     status_at: Timestamp,
-    /// Slots may have to move because of the members.
-    has_changed: bool,
+    /// Slots may have to move because of the members, since the last tick.
+    pub(super) has_changed: bool,
     /// Whether a peer was silent at the last tick.
     has_silent: bool,
     damping: Damping,
@@ -284,11 +284,6 @@ impl Membership {
     /// The number of members in the last healthy view.
     pub(super) fn healthy(&self) -> u32 {
         u32::try_from(self.healthy.len()).unwrap_or(u32::MAX)
-    }
-
-    /// Whether slots may have to move because the members have changed since the last call.
-    pub(super) fn take_has_changed(&mut self) -> bool {
-        std::mem::take(&mut self.has_changed)
     }
 
     /// Computes the placement from the members that serve and are not left out. A silent member can neither receive a

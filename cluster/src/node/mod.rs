@@ -49,7 +49,7 @@ pub use view::{ClusterView, MemberView};
 use backup_sender::BackedUp;
 use checks::Router;
 use context::Context;
-use forwarding::{Forwarding, OpenCheck};
+use forwarding::{Forwarding, OpenCheck, Requester};
 use joining::Joining;
 use lease_borrower::LeaseBorrower;
 use membership::Membership;
@@ -138,7 +138,8 @@ impl ClusterNode {
         now: Timestamp,
     ) {
         let mut router = self.router(now);
-        router.route(OpenCheck::from_caller(ticket, policy, check, deadline));
+        let requester = Requester::Caller(ticket, policy);
+        router.route(OpenCheck { requester, check: Arc::new(check), deadline, hops: 0 });
         router.retry_ready();
     }
 
@@ -229,8 +230,8 @@ impl ClusterNode {
             Message::Orphan { slot, owner } => slots.receive_orphan(slot, owner),
             Message::NewerCopy { slot, copy } => slots.receive_newer_copy(slot, copy, cx),
             Message::Forward { ticket, check, budget, hops } => {
-                let deadline = now.after(budget);
-                router.route(OpenCheck::from_peer(from, ticket, check, deadline, hops));
+                let requester = if ticket == 0 { Requester::NoReply } else { Requester::Peer(from, ticket) };
+                router.route(OpenCheck { requester, check, deadline: now.after(budget), hops });
             }
             Message::Reply { ticket, reply } => router.receive_reply(ticket, reply),
             Message::Recall { key } => router.return_grant(key),
@@ -254,7 +255,7 @@ impl ClusterNode {
             self.slots.memory.set_suspended(!was_isolated);
         }
         self.start_serving(now);
-        let members_changed = self.members.take_has_changed();
+        let members_changed = std::mem::take(&mut self.members.has_changed);
         let on_time_since = self.ticks.on_time_since;
         let mut router = self.router(now);
         router.slots.move_slots(members_changed, &mut router.cx);
@@ -288,7 +289,7 @@ impl ClusterNode {
         self.members.needs_ticks()
             || self.slots.need_ticks()
             || self.forwarding.needs_ticks()
-            || self.borrower.has_borrowed()
+            || !self.borrower.borrowed.is_empty()
     }
 
     /// Takes messages that wait for `peer`, oldest first: at most `most`, and at most `data_bytes_max` bytes of slot data

@@ -75,14 +75,11 @@ impl ClusterNode {
         let is_same = match self.joining.compare(hash_secret, is_in_use) {
             ClusterComparison::Same => true,
             ClusterComparison::Other => false,
-            ClusterComparison::FounderAdopted(secret) => {
+            ClusterComparison::Adopted { secret, is_other } => {
                 self.out.actions.push(NodeAction::SetHashSecret(secret));
-                self.send_hello(self.out.connected());
-                true
-            }
-            ClusterComparison::Adopted(secret) => {
-                self.out.actions.push(NodeAction::SetHashSecret(secret));
-                self.discard_counters(now);
+                if is_other {
+                    self.discard_counters(now);
+                }
                 self.send_hello(self.out.connected());
                 true
             }

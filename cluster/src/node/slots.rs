@@ -64,20 +64,6 @@ pub(super) struct Slots {
     is_settled: bool,
 }
 
-/// Checks that waited for one of these can be retried.
-#[derive(Debug)]
-pub(super) struct Ready {
-    slots: BTreeSet<Slot>,
-    keys: Vec<Key>,
-    slot_count: usize,
-}
-
-impl Ready {
-    pub(super) fn contains(&self, key: Key) -> bool {
-        self.keys.contains(&key) || self.slots.contains(&Slot::for_key(key, self.slot_count))
-    }
-}
-
 impl Slots {
     /// The slots of a replica that owns none.
     pub(super) fn new(
@@ -181,15 +167,16 @@ impl Slots {
         members.has_receivers() && self.ownership.all().any(is_needed)
     }
 
-    /// Takes what pending checks may have waited for.
-    pub(super) fn take_ready(&mut self) -> Option<Ready> {
+    /// Takes what pending checks may have waited for. Tells whether checks of a key can be retried.
+    pub(super) fn take_ready(&mut self) -> Option<impl Fn(Key) -> bool + use<>> {
         // Asked after each check, and rarely there.
-        if self.acquired.is_empty() && !self.leases.has_returned() {
+        if self.acquired.is_empty() && self.leases.returned.is_empty() {
             return None;
         }
         let slots = std::mem::take(&mut self.acquired);
-        let keys = self.leases.take_returned();
-        Some(Ready { slots, keys, slot_count: self.len() })
+        let keys = std::mem::take(&mut self.leases.returned);
+        let slot_count = self.len();
+        Some(move |key| keys.contains(&key) || slots.contains(&Slot::for_key(key, slot_count)))
     }
 
     /// Hands off slots that belong to another member, and recovers slots without an owner that the placement assigns to
@@ -201,7 +188,7 @@ impl Slots {
             return;
         }
         self.checked_at = cx.now;
-        self.backup_sender.search_all();
+        self.backup_sender.may_lack_backups = true;
         self.is_settled = self.moving(&cx.members.placement) == 0 && !self.need_ticks();
         for to in self.ownership.find_misplaced(cx.members, cx.now) {
             self.send_hand_offs(to, cx);
@@ -221,7 +208,7 @@ impl Slots {
         self.may_move
             || !self.ownership.hand_offs.is_empty()
             || self.recovery.is_any_open()
-            || self.backup_sender.has_waiting()
+            || !self.backup_sender.waiting.is_empty()
             || self.backup_sender.has_unanswered()
     }
 

@@ -44,7 +44,7 @@ pub struct Trust {
 }
 
 /// The operator's certificates, in PEM.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Files {
     /// The certificate of this replica with its chain to the authority, for client and server use.
     pub cert: PathBuf,
@@ -84,11 +84,11 @@ pub(crate) struct Credentials {
     initial: (u128, Material<Authorities>),
 }
 
-/// The content of the files: certificates, or secrets, from which authorities are derived.
+/// The files and their content: certificates, or secrets, from which authorities are derived.
 #[derive(Clone, Hash)]
 enum Material<S> {
-    Certificates(CertificateContents),
-    Secrets(S),
+    Certificates(Files, CertificateContents),
+    Secrets(PathBuf, S),
 }
 
 /// The content of [`Files`].
@@ -104,14 +104,14 @@ impl Credentials {
     pub(crate) async fn load(trust: Trust, clock: Clock) -> Result<Self, TrustError> {
         let reading = trust.clone();
         let read = move || {
-            let read = reading.read();
-            Ok((fingerprint(&read), reading.derive(read?)?))
+            let read = Material::read(&reading);
+            Ok((fingerprint(&read), read?.derive()?))
         };
         let initial = match task::spawn_blocking(read).await {
             Ok(read) => read?,
             Err(panic) => return Err(TrustError::Panicked(panic.to_string())),
         };
-        let active = ArcSwap::from_pointee(trust.compile(&initial.1, &clock)?);
+        let active = ArcSwap::from_pointee(initial.1.compile(&clock)?);
         trust.warn_if_exposed();
         Ok(Self { trust, clock, active, initial })
     }
@@ -138,7 +138,7 @@ impl Credentials {
 
     /// Issues a new certificate for this process.
     fn renew(&self, derived: &Material<Authorities>) {
-        match self.trust.compile(derived, &self.clock) {
+        match derived.compile(&self.clock) {
             Ok(configs) => self.active.store(Arc::new(configs)),
             Err(error) => error!(%error, "kept the previous certificate: issuing a new one failed"),
         }
@@ -166,15 +166,14 @@ impl WatchedFiles for CredentialFiles {
 
     async fn read(&mut self) -> Option<(Self::Contents, u128)> {
         let credentials = self.credentials.clone();
-        read_blocking(move || credentials.trust.read()).await
+        read_blocking(move || Material::read(&credentials.trust)).await
     }
 
     async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), TrustError>> {
-        let credentials = self.credentials.clone();
+        let clock = self.credentials.clock.clone();
         let build = move || {
-            let Credentials { trust, clock, .. } = &*credentials;
-            let derived = trust.derive(contents?)?;
-            Ok((trust.compile(&derived, clock)?, derived))
+            let derived = contents?.derive()?;
+            Ok((derived.compile(&clock)?, derived))
         };
         // On a blocking thread, not on one that answers requests.
         let built = task::spawn_blocking(build).await.ok()?;
@@ -192,44 +191,50 @@ impl WatchedFiles for CredentialFiles {
 }
 
 impl Trust {
-    fn read(&self) -> Result<Material<Secrets>, TrustError> {
-        if let Some(Files { cert, key, ca }) = &self.files {
-            let cert = read("cert", cert)?;
-            let key = read("key", key)?;
-            let ca = read("ca", ca)?;
-            return Ok(Material::Certificates(CertificateContents { cert, key, ca }));
-        }
-        let path = self.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
-        let text = read("secret_file", path)?;
-        Secrets::parse(&text).map(Material::Secrets).map_err(|reason| file_error("secret_file", path, reason))
-    }
-
+    /// Warns if every user of the machine can read the secret.
     fn warn_if_exposed(&self) {
-        if let (None, Some(path)) = (&self.files, &self.secret_file) {
-            warn_if_world_readable(path);
+        let (None, Some(path)) = (&self.files, &self.secret_file) else { return };
+        // A file that has vanished is reported when it is read again.
+        let mode = fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
+        if mode & WORLD_READABLE != 0 {
+            let mode = format!("{:04o}", mode & 0o7777);
+            warn!(path = %path.display(), mode, "cluster secret is readable for every user of this machine; set its mode to 0400 or 0440");
         }
+    }
+}
+
+impl Material<Secrets> {
+    fn read(trust: &Trust) -> Result<Self, TrustError> {
+        if let Some(files) = &trust.files {
+            let cert = read("cert", &files.cert)?;
+            let key = read("key", &files.key)?;
+            let ca = read("ca", &files.ca)?;
+            return Ok(Self::Certificates(files.clone(), CertificateContents { cert, key, ca }));
+        }
+        let path = trust.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
+        let secrets = Secrets::parse(&read("secret_file", path)?);
+        let secrets = secrets.map_err(|reason| file_error("secret_file", path, reason))?;
+        Ok(Self::Secrets(path.to_owned(), secrets))
     }
 
     /// Derives the authorities. Blocks for long: do not call it on a thread that answers requests.
-    fn derive(&self, material: Material<Secrets>) -> Result<Material<Authorities>, TrustError> {
-        match material {
-            Material::Certificates(certificates) => Ok(Material::Certificates(certificates)),
-            Material::Secrets(secrets) => {
-                let path = self.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
-                let derived = secrets.derive().map_err(|reason| file_error("secret_file", path, reason))?;
-                Ok(Material::Secrets(derived))
-            }
+    fn derive(self) -> Result<Material<Authorities>, TrustError> {
+        match self {
+            Self::Certificates(files, contents) => Ok(Material::Certificates(files, contents)),
+            Self::Secrets(path, secrets) => match secrets.derive() {
+                Ok(authorities) => Ok(Material::Secrets(path, authorities)),
+                Err(error) => Err(file_error("secret_file", &path, error.to_string())),
+            },
         }
     }
+}
 
-    fn compile(&self, derived: &Material<Authorities>, clock: &Clock) -> Result<TlsConfigs, TrustError> {
-        match (derived, &self.files, &self.secret_file) {
-            (Material::Certificates(certificates), Some(files), _) => files.configs(certificates, clock),
-            (Material::Secrets(authorities), _, Some(path)) => {
-                authorities.configs(clock).map_err(|reason| file_error("secret_file", path, reason))
-            }
-            (Material::Certificates(_), None, _) | (Material::Secrets(_), _, None) => {
-                Err(TrustError::NotConfigured)
+impl Material<Authorities> {
+    fn compile(&self, clock: &Clock) -> Result<TlsConfigs, TrustError> {
+        match self {
+            Self::Certificates(files, contents) => files.configs(contents, clock),
+            Self::Secrets(path, authorities) => {
+                authorities.configs(clock).map_err(|error| file_error("secret_file", path, error.to_string()))
             }
         }
     }
@@ -251,16 +256,6 @@ impl Files {
 
 fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, TrustError> {
     read_file(path).map_err(|reason| file_error(setting, path, reason))
-}
-
-/// Warns if every user of the machine can read the secret.
-fn warn_if_world_readable(path: &Path) {
-    // A file that has vanished is reported when it is read again.
-    let mode = fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode());
-    if mode & WORLD_READABLE != 0 {
-        let mode = format!("{:04o}", mode & 0o7777);
-        warn!(path = %path.display(), mode, "cluster secret is readable for every user of this machine; set its mode to 0400 or 0440");
-    }
 }
 
 fn file_error(setting: &'static str, path: &Path, reason: String) -> TrustError {

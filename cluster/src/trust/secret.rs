@@ -7,6 +7,7 @@
 //! (argon2id), and a secret with little entropy is refused.
 
 use std::{
+    error::Error,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -87,29 +88,27 @@ impl Secrets {
     }
 
     /// Derives the authority of each secret. Takes long and much memory: not for threads that answer requests.
-    pub(super) fn derive(&self) -> Result<Authorities, String> {
+    pub(super) fn derive(&self) -> Result<Authorities, Box<dyn Error>> {
         self.0.iter().map(|secret| authority_key(secret)).collect::<Result<_, _>>().map(Authorities)
     }
 }
 
 impl Authorities {
     /// Issues a certificate signed by the first authority, with trust in all of them.
-    pub(super) fn configs(&self, clock: &Clock) -> Result<TlsConfigs, String> {
+    pub(super) fn configs(&self, clock: &Clock) -> Result<TlsConfigs, Box<dyn Error>> {
         let now = clock.wall();
         let mut roots = RootCertStore::empty();
         for key in &*self.0 {
-            let authority =
-                authority_params().self_signed(&key_pair(key)?).map_err(|error| error.to_string())?;
-            roots.add(authority.der().clone()).map_err(|error| error.to_string())?;
+            let authority = authority_params().self_signed(&KeyPair::try_from(key)?)?;
+            roots.add(authority.der().clone())?;
         }
         let first = self.0.first().ok_or("the file contains no secret")?;
-        let issuer = Issuer::new(authority_params(), key_pair(first)?);
-        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|error| error.to_string())?;
-        let leaf = member_params(now).signed_by(&key, &issuer).map_err(|error| error.to_string())?;
+        let issuer = Issuer::new(authority_params(), KeyPair::try_from(first)?);
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+        let leaf = member_params(now).signed_by(&key, &issuer)?;
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
-        let pair = CertifiedKey::from_der(vec![leaf.der().clone()], key, &default_provider())
-            .map_err(|error| error.to_string())?;
-        TlsConfigs::new(pair, roots, now.plus(LEAF_RENEWAL_AGE), clock).map_err(|error| error.to_string())
+        let pair = CertifiedKey::from_der(vec![leaf.der().clone()], key, &default_provider())?;
+        Ok(TlsConfigs::new(pair, roots, now.plus(LEAF_RENEWAL_AGE), clock)?)
     }
 }
 
@@ -122,22 +121,18 @@ fn distinct_bytes(secret: &[u8]) -> usize {
 }
 
 /// The key that every process derives from this secret, in PKCS #8.
-fn authority_key(secret: &[u8]) -> Result<PrivatePkcs8KeyDer<'static>, String> {
-    let params = Params::new(MEMORY_KIB, PASSES, LANES, None).map_err(|error| error.to_string())?;
+fn authority_key(secret: &[u8]) -> Result<PrivatePkcs8KeyDer<'static>, Box<dyn Error>> {
+    let params = Params::new(MEMORY_KIB, PASSES, LANES, None)?;
     let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
     let mut seed = [0; 32];
     {
         // The lock guards no data, so a poisoned lock is harmless.
         let _one_at_a_time = DERIVING.lock().unwrap_or_else(PoisonError::into_inner);
-        argon2.hash_password_into(secret, SALT, &mut seed).map_err(|error| error.to_string())?;
+        argon2.hash_password_into(secret, SALT, &mut seed)?;
     }
-    let key = Ed25519KeyPair::from_seed_unchecked(&seed).map_err(|error| error.to_string())?;
-    let der: Pkcs8V1Der<'_> = key.as_der().map_err(|error| error.to_string())?;
+    let key = Ed25519KeyPair::from_seed_unchecked(&seed)?;
+    let der: Pkcs8V1Der<'_> = key.as_der()?;
     Ok(PrivatePkcs8KeyDer::from(der.as_ref().to_vec()))
-}
-
-fn key_pair(key: &PrivatePkcs8KeyDer<'_>) -> Result<KeyPair, String> {
-    KeyPair::try_from(key).map_err(|error| error.to_string())
 }
 
 /// The authority's certificate without its key. Equal in every process and version, because certificates of members
@@ -177,7 +172,7 @@ mod tests {
 
     #[test]
     fn secret_derives_same_authority_in_every_process_and_version() {
-        let key = key_pair(&authority_key(b"a secret that replicas share").unwrap()).unwrap();
+        let key = KeyPair::try_from(&authority_key(b"a secret that replicas share").unwrap()).unwrap();
         let public_key: String = key.public_key_raw().iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(public_key, "2cb7279bcbb7e38829ad5f968ff0fc219fc35ef599f5a8f6b837b4e1b910ccca");
     }

@@ -143,7 +143,7 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
     #[inline(always)]
     fn prepared(&self, values: &[&str; OPEN]) -> Option<(Match<'_>, &Limit, Key)> {
         let found = self.found.as_ref()?;
-        let matched = self.rules.matched(found)?;
+        let matched = self.rules.match_at(found.position)?;
         Some((matched, matched.rule.limit()?, found.key(values)))
     }
 

@@ -9,15 +9,14 @@ use crate::{
     Allowance, DESCRIPTORS_MAX, GroupedKey, OnOwnerUnavailable, OwnBounds, Problems, Rule, RuleOptions,
     Trial,
     diagnostics::{Diagnostics, Location, RuleOrigin},
-    file::{DescriptorDraft, KeyValues},
+    file::{DescriptorDraft, KeyValues, LimitDraft},
     limit::{self, RuleTerms},
     overlay::{MatchingRules, Overlay, OverlayRule},
     pattern::Pattern,
     prefix_tree::{MatchKind, TreeLevel, TreeNode, composite},
     quotas,
-    reader::Located,
     stats::StatsHandle,
-    yaml::{self, quote},
+    yaml::{self, Located, quote},
 };
 
 /// Compiles the descriptors of one document into the prefix tree of their domain.
@@ -67,7 +66,7 @@ impl DocumentCompiler<'_> {
     /// Reads a node as a descriptor of `level`.
     pub(super) fn read(&mut self, node: &yaml::YamlNode<'_>, level: &mut TreeLevel, parent: &ParentLevel) {
         let above = parent.is_descriptor.then_some(&*parent.path);
-        if let Some(draft) = DescriptorDraft::read(node, above, &mut self.diagnostics) {
+        if let Some(draft) = DescriptorDraft::read(node, above, &self.diagnostics) {
             self.descriptor(draft, level, parent);
         }
     }
@@ -93,8 +92,7 @@ impl DocumentCompiler<'_> {
             return;
         }
         self.flags(&draft, &composite);
-        let is_shared = draft.share_threshold.as_ref().is_some_and(|boolean| boolean.value);
-        let own = if is_shared { Pattern::parse(&composite) } else { None };
+        let own = draft.share_threshold.and_then(|_| Pattern::parse(&composite));
         let shared = parent.shared.iter().cloned().chain(own).collect();
         let mut here =
             ParentLevel { path, is_descriptor: true, groups: parent.groups.clone(), shared, matching };
@@ -120,8 +118,8 @@ impl DocumentCompiler<'_> {
                 key: key.into(),
                 value: draft.value.into(),
                 rule,
-                value_to_metric: draft.value_to_metric.is_some_and(|boolean| boolean.value),
-                share_threshold: draft.share_threshold.is_some_and(|boolean| boolean.value),
+                value_to_metric: draft.value_to_metric.is_some(),
+                share_threshold: draft.share_threshold.is_some(),
                 group,
                 children,
             };
@@ -172,9 +170,6 @@ impl DocumentCompiler<'_> {
                 .add(mark, "`value` is empty, so any value matches; give a value, or leave the key out");
         }
         self.misspellings(&draft.misspellings);
-        let set = |boolean: &Option<Located<bool>>| {
-            boolean.as_ref().filter(|boolean| boolean.value).map(|boolean| boolean.mark)
-        };
         if draft.is_network_as_text() && self.warnings.location(draft.mark).is_in_file() {
             let what = format!(
                 "{} is compared as text and matches no address; add `match: cidr` to match the addresses of the network",
@@ -183,7 +178,7 @@ impl DocumentCompiler<'_> {
             self.warnings.add(draft.mark, what);
         }
         let is_single = draft.kind.is_some_and(|kind| !kind.has_several_values());
-        if let Some(mark) = set(&draft.share_threshold).filter(|_| is_single) {
+        if let Some(mark) = draft.share_threshold.filter(|_| is_single) {
             let what = format!(
                 "`share_threshold` needs a `*` in `key` or `value`, or `match: cidr`, but this is {}",
                 quote(composite)
@@ -198,9 +193,9 @@ impl DocumentCompiler<'_> {
         }
         let metadata = draft.metadata.as_ref().map(|metadata| metadata.mark);
         for (name, mark) in [
-            ("shadow_mode", set(&draft.shadow_mode)),
-            ("quota_mode", set(&draft.quota_mode)),
-            ("detailed_metric", set(&draft.detailed_metric)),
+            ("shadow_mode", draft.shadow_mode),
+            ("quota_mode", draft.quota_mode),
+            ("detailed_metric", draft.detailed_metric),
             ("metadata", metadata),
         ] {
             if let Some(mark) = mark {
@@ -238,16 +233,16 @@ impl DocumentCompiler<'_> {
                 (with_overlay, Some(terms), Some(rule.location.clone()))
             }
             None => {
-                let terms = DescriptorTerms::read(&limit, &here.shared, &mut self.diagnostics);
+                let draft = LimitDraft { keys: &limit, diagnostics: &self.diagnostics };
+                let terms = DescriptorTerms::read(draft, &here.shared);
                 (limit, terms, None)
             }
         };
         let DescriptorTerms { rule: terms, candidate, own } = terms?;
         // Otherwise they are in another file.
         if let (Allowance::Limited(limited), None) = (&terms.allowance, &overlay) {
-            quotas::check_floors(limit.quotas(), limited, &mut self.warnings);
+            quotas::check_floors(limit.quotas(), limited, &self.warnings);
         }
-        let set = |boolean: &Option<Located<bool>>| boolean.as_ref().is_some_and(|boolean| boolean.value);
         let lease = limit.boolean("lease").is_none_or(|lease| lease.value);
         let is_hidden = limit.boolean("headers").is_some_and(|shown| !shown.value);
         let options = RuleOptions {
@@ -269,9 +264,9 @@ impl DocumentCompiler<'_> {
                 .map(|what| what.value)
                 .unwrap_or_default(),
             lease,
-            shadow_mode: set(&draft.shadow_mode) || self.trial.is_some_and(|trial| trial.shadow_mode),
-            quota_mode: set(&draft.quota_mode),
-            detailed_metric: set(&draft.detailed_metric),
+            shadow_mode: draft.shadow_mode.is_some() || self.trial.is_some_and(|trial| trial.shadow_mode),
+            quota_mode: draft.quota_mode.is_some(),
+            detailed_metric: draft.detailed_metric.is_some(),
             is_hidden,
             denial_body: limit.denial_body().cloned().map(Arc::new),
             displayed_limit: terms.displayed_limit,
@@ -296,8 +291,8 @@ impl DocumentCompiler<'_> {
         let with_overlay = rule.added_to(limit);
         let mut problems = Problems::default();
         let origin = rule.location.origin.clone();
-        let terms =
-            DescriptorTerms::read(&with_overlay, &here.shared, &mut Diagnostics::new(origin, &mut problems));
+        let diagnostics = &Diagnostics::new(origin, &mut problems);
+        let terms = DescriptorTerms::read(LimitDraft { keys: &with_overlay, diagnostics }, &here.shared);
         let group_misfit = rule.group.as_ref().and_then(|_| group_misfit(draft));
         let problem = problems.iter().next().map(|problem| &*problem.what).or(group_misfit);
         match (terms, problem) {
@@ -321,8 +316,7 @@ fn group_misfit(draft: &DescriptorDraft<'_>) -> Option<&'static str> {
             "`group` has no effect on a single value; leave `value` out, or give a network with `match: cidr`",
         );
     }
-    let is_shared = draft.share_threshold.as_ref().is_some_and(|shared| shared.value);
-    is_shared.then_some(
+    draft.share_threshold.is_some().then_some(
         "`group` cannot be combined with `share_threshold`, which counts all values as one; remove one of them",
     )
 }
@@ -336,19 +330,18 @@ struct DescriptorTerms {
 
 impl DescriptorTerms {
     /// `None` after reporting a problem.
-    fn read(draft: &KeyValues, shared: &[Pattern], diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
-        quotas::check_pairs(draft.quotas(), shared, diagnostics);
-        let rule = limit::terms(draft, diagnostics);
-        let tried = draft.mapping("candidate");
-        let candidate = tried
-            .map(|tried| limit::candidate(tried, diagnostics))
-            .map_or(Some(None), |limit| limit.map(Some));
+    fn read(draft: LimitDraft<'_>, shared: &[Pattern]) -> Option<Self> {
+        quotas::check_pairs(draft.quotas(), shared, draft.diagnostics);
+        let rule = limit::terms(draft);
+        let candidate = match draft.mapping("candidate") {
+            Some(keys) => limit::candidate(LimitDraft { keys, ..draft }).map(Some),
+            None => Some(None),
+        };
         let rule = rule?;
         let candidate = candidate?;
-        let fits =
-            candidate.as_ref().is_none_or(|tried| limit::candidate_fits(draft, &rule, tried, diagnostics));
+        let fits = candidate.as_ref().is_none_or(|tried| limit::candidate_fits(draft, &rule, tried));
         let own = match &rule.allowance {
-            Allowance::Limited(limited) => limit::own_bounds(draft, limited, diagnostics),
+            Allowance::Limited(limited) => limit::own_bounds(draft, limited),
             Allowance::Unlimited => None,
         };
         fits.then_some(Self { rule, candidate, own })

@@ -7,8 +7,8 @@ use crate::{
     },
     diagnostics::Diagnostics,
     keys::KeySection,
-    reader::{Located, MappingFields},
-    yaml::{Resolved, YamlNode, YamlPair, YamlValue, quote},
+    reader::MappingFields,
+    yaml::{Located, Resolved, YamlNode, YamlPair, YamlValue, quote},
 };
 
 mod template;
@@ -26,15 +26,12 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 
 /// The value of `denial_body`; `None` if it is absent, or after reporting a problem.
-pub(crate) fn denial_body(
-    fields: &MappingFields<'_>,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<Located<DenialBody>> {
+pub(crate) fn denial_body(fields: &MappingFields<'_, '_>) -> Option<Located<DenialBody>> {
     let pair = fields.pair("denial_body")?;
     let value = match &pair.value.value {
-        YamlValue::Mapping(_) => DenialBody::Template(template(&pair.value, diagnostics)?),
+        YamlValue::Mapping(_) => DenialBody::Template(template(&pair.value, fields.diagnostics)?),
         YamlValue::Scalar(_) | YamlValue::List(_) | YamlValue::Unreadable => {
-            match fields.choice("denial_body", diagnostics)?.value {
+            match fields.choice("denial_body")?.value {
                 OFF => DenialBody::Off,
                 _problem => DenialBody::Problem,
             }
@@ -44,14 +41,14 @@ pub(crate) fn denial_body(
 }
 
 /// The value as a template.
-fn template(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<DenialTemplate> {
+fn template(node: &YamlNode<'_>, diagnostics: &Diagnostics<'_>) -> Option<DenialTemplate> {
     let fields = MappingFields::read(node, KeySection::DenialBody, diagnostics)?;
-    let content_type = fields.text("content_type", diagnostics);
+    let content_type = fields.text("content_type");
     let is_unread = content_type.is_none() && fields.pair("content_type").is_some();
     let (default, source, content) = match (fields.pair("text"), fields.pair("json")) {
         (Some(_), None) => {
             let given = content_type.as_ref().and_then(|given| escaping(&given.value));
-            let source = fields.text("text", diagnostics)?;
+            let source = fields.text("text")?;
             let text = text(&source, diagnostics)?;
             (PLAIN, source.value, TemplateContent::Text(text, given.unwrap_or(Escaping::Hidden)))
         }
@@ -69,23 +66,22 @@ fn template(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<De
         None => default.to_owned(),
         Some(given) => checked(given, &content, diagnostics)?,
     };
-    let template = DenialTemplate::new(&content_type, &source, content);
-    let length = template.source().len();
+    let length = source.len();
     if length > TEMPLATE_BYTES_MAX {
         let what =
             format!("a template of {length} bytes is too large; at most {TEMPLATE_BYTES_MAX} are allowed");
         diagnostics.add(fields.mark, what);
         return None;
     }
-    Some(template)
+    Some(DenialTemplate::new(&content_type, &source, content))
 }
 
-fn text(given: &Located<String>, diagnostics: &mut Diagnostics<'_>) -> Option<TemplateText> {
+fn text(given: &Located<String>, diagnostics: &Diagnostics<'_>) -> Option<TemplateText> {
     TemplateText::parse(&given.value).map_err(|what| diagnostics.add(given.mark, what)).ok()
 }
 
 /// The value as JSON whose texts have variables. Reports all its problems.
-fn json(node: &YamlNode<'_>, diagnostics: &mut Diagnostics<'_>) -> Option<JsonTemplate> {
+fn json(node: &YamlNode<'_>, diagnostics: &Diagnostics<'_>) -> Option<JsonTemplate> {
     match &node.value {
         YamlValue::Scalar(scalar) if scalar.resolve() == Resolved::Text => {
             let given = Located { value: scalar.text.to_string(), mark: node.mark };
@@ -135,7 +131,7 @@ fn unquoted(pairs: &[YamlPair<'_>]) -> Option<Variable> {
 fn checked(
     Located { value: given, mark }: Located<String>,
     content: &TemplateContent,
-    diagnostics: &mut Diagnostics<'_>,
+    diagnostics: &Diagnostics<'_>,
 ) -> Option<String> {
     let (fits, known) = match content {
         TemplateContent::Text(..) => {

@@ -62,11 +62,6 @@ impl DenialTemplate {
         &self.content_type
     }
 
-    /// The text or JSON that the operator has written.
-    pub(super) fn source(&self) -> &str {
-        &self.source
-    }
-
     /// The body of a refusal; `None` if it would have more than 64 KiB.
     pub fn render(&self, values: &DenialValues<'_>) -> Option<String> {
         match &self.content {
@@ -151,7 +146,7 @@ impl fmt::Display for DenialBody {
         match self {
             Self::Off => f.write_str(OFF),
             Self::Problem => f.write_str(PROBLEM),
-            Self::Template(template) => write!(f, "{}: {}", template.content_type(), template.source()),
+            Self::Template(template) => write!(f, "{}: {}", template.content_type, template.source),
         }
     }
 }

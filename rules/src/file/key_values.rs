@@ -1,5 +1,7 @@
 //! The value of `rate_limit`, and of mappings in it, as written: each value with its location.
 
+use std::ops::Deref;
+
 use jiff::SignedDuration;
 use tollgate_counter::algorithm::AlgorithmName;
 
@@ -9,8 +11,8 @@ use crate::{
     diagnostics::Diagnostics,
     keys::{self, KEYS, KeySection, RuleKey, Takes},
     quotas,
-    reader::{Located, MappingFields},
-    yaml::{Mark, YamlNode, YamlValue},
+    reader::MappingFields,
+    yaml::{Located, Mark, YamlNode, YamlValue},
 };
 
 const SEVERAL_LIMITS: &str = "`rate_limit` takes one limit, a mapping, not a list; nest each further limit below `descriptors` of this descriptor, as in `{key: window, value: hour, rate_limit: {...}}`, and let the caller send a descriptor with that entry too";
@@ -44,12 +46,34 @@ enum GivenValue {
     DenialBody(Located<DenialBody>),
 }
 
+/// A mapping of a `rate_limit` that is interpreted, and where its problems are added.
+#[derive(Clone, Copy)]
+pub(crate) struct LimitDraft<'d> {
+    pub(crate) keys: &'d KeyValues,
+    pub(crate) diagnostics: &'d Diagnostics<'d>,
+}
+
+impl LimitDraft<'_> {
+    /// Adds a problem at `mark`.
+    pub(crate) fn report(self, mark: Mark, what: impl Into<String>) {
+        self.diagnostics.add(mark, what);
+    }
+}
+
+impl Deref for LimitDraft<'_> {
+    type Target = KeyValues;
+
+    fn deref(&self) -> &KeyValues {
+        self.keys
+    }
+}
+
 impl KeyValues {
     /// Reads a mapping with the keys of `section`; `None` after reporting that it is none.
     pub(crate) fn read(
         node: &YamlNode<'_>,
         section: KeySection,
-        diagnostics: &mut Diagnostics<'_>,
+        diagnostics: &Diagnostics<'_>,
     ) -> Option<Self> {
         if let (KeySection::RateLimit, YamlValue::List(limits)) = (section, &node.value) {
             diagnostics.add(node.mark, SEVERAL_LIMITS);
@@ -61,7 +85,7 @@ impl KeyValues {
         let fields = MappingFields::read(node, section, diagnostics)?;
         let mut given = Vec::new();
         for (key, pair) in fields.pairs() {
-            let value = GivenValue::read(key, &pair.value, &fields, diagnostics);
+            let value = GivenValue::read(key, &pair.value, &fields);
             given.push(GivenKey { key, mark: pair.mark, value });
         }
         let values = Self { mark: fields.mark, given };
@@ -70,7 +94,7 @@ impl KeyValues {
     }
 
     /// Reports what a mapping lacks, whatever is around it.
-    fn require(&self, section: KeySection, diagnostics: &mut Diagnostics<'_>) {
+    fn require(&self, section: KeySection, diagnostics: &Diagnostics<'_>) {
         if section == KeySection::Calendar && self.given("timezone").is_none() {
             diagnostics.add(self.mark, "`timezone` is missing; it is an IANA name such as `Europe/Berlin`");
         }
@@ -96,11 +120,6 @@ impl KeyValues {
     /// The location of a key, if present.
     pub(crate) fn given(&self, name: &str) -> Option<Mark> {
         self.given.iter().find(|given| given.key.name == name).map(|given| given.mark)
-    }
-
-    /// Whether `unlimited` is set.
-    pub(crate) fn is_unlimited(&self) -> bool {
-        self.is_set("unlimited")
     }
 
     /// The name, if it has one.
@@ -214,33 +233,29 @@ impl KeyValues {
 }
 
 impl GivenValue {
-    fn read(
-        key: &RuleKey,
-        node: &YamlNode<'_>,
-        fields: &MappingFields<'_>,
-        diagnostics: &mut Diagnostics<'_>,
-    ) -> Option<Self> {
+    fn read(key: &RuleKey, node: &YamlNode<'_>, fields: &MappingFields<'_, '_>) -> Option<Self> {
         match key.takes {
-            Takes::Integer(_) => fields.integer(key.name, diagnostics).map(Self::Integer),
-            Takes::Boolean => fields.boolean(key.name, diagnostics).map(Self::Boolean),
-            Takes::Required | Takes::Text => fields.text(key.name, diagnostics).map(Self::Text),
-            Takes::Choice(_) | Takes::Unit => fields.choice(key.name, diagnostics).map(Self::Choice),
-            Takes::Mapping(section) => KeyValues::read(node, section, diagnostics).map(Self::Mapping),
-            Takes::Candidate => KeyValues::read(node, key.section, diagnostics).map(Self::Mapping),
-            Takes::List(KeySection::Quota) => Some(Self::Quotas(quotas::read(fields, diagnostics))),
-            Takes::List(_) => Some(Self::Replaced(replaced(fields, diagnostics))),
-            Takes::DenialBody(_) => denial_body(fields, diagnostics).map(Self::DenialBody),
+            Takes::Integer(_) => fields.integer(key.name).map(Self::Integer),
+            Takes::Boolean => fields.boolean(key.name).map(Self::Boolean),
+            Takes::Required | Takes::Text => fields.text(key.name).map(Self::Text),
+            Takes::Choice(_) | Takes::Unit => fields.choice(key.name).map(Self::Choice),
+            Takes::Mapping(section) => KeyValues::read(node, section, fields.diagnostics).map(Self::Mapping),
+            Takes::Candidate => KeyValues::read(node, key.section, fields.diagnostics).map(Self::Mapping),
+            Takes::List(KeySection::Quota) => Some(Self::Quotas(quotas::read(fields))),
+            Takes::List(_) => Some(Self::Replaced(replaced(fields))),
+            Takes::DenialBody(_) => denial_body(fields).map(Self::DenialBody),
             Takes::PrefixLength(_) | Takes::Anything | Takes::Json | Takes::Path => None,
         }
     }
 }
 
-fn replaced(fields: &MappingFields<'_>, diagnostics: &mut Diagnostics<'_>) -> Vec<Located<String>> {
-    let items = fields.items("replaces", diagnostics);
+fn replaced(fields: &MappingFields<'_, '_>) -> Vec<Located<String>> {
+    let diagnostics = fields.diagnostics;
+    let items = fields.items("replaces");
     let mut names = Vec::with_capacity(items.len());
     for item in items {
         let Some(fields) = MappingFields::read(item, KeySection::Replaced, diagnostics) else { continue };
-        let name = fields.text("name", diagnostics).map(|name| name.value).unwrap_or_default();
+        let name = fields.text("name").map(|name| name.value).unwrap_or_default();
         if name.is_empty() {
             diagnostics.add(item.mark, "an item of `replaces` needs a `name`, that of the limit it replaces");
         } else {

@@ -4,11 +4,9 @@ use tollgate_counter::algorithm::{Admission, AlgorithmName, Limit};
 
 use crate::{
     Allowance, DisplayedLimit,
-    diagnostics::Diagnostics,
-    file::{GivenKey, KeyValues},
+    file::{GivenKey, LimitDraft},
     keys::{self, AppliesTo},
-    reader::Located,
-    yaml::quote,
+    yaml::{Located, quote},
 };
 
 mod buckets;
@@ -21,7 +19,8 @@ mod windows;
 
 pub(crate) use own::own_bounds;
 pub(crate) use terms::RuleTerms;
-pub use value::{KeyValue, algorithm_keys};
+pub use value::algorithm_keys;
+pub(crate) use value::time_text;
 
 use terms::{LimitAtRate, at_rate};
 
@@ -29,12 +28,12 @@ use terms::{LimitAtRate, at_rate};
 const QUOTA_UNIT_MAX: usize = 64;
 
 /// The terms of a rule; `None` after reporting a problem.
-pub(crate) fn terms(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Option<RuleTerms> {
+pub(crate) fn terms(draft: LimitDraft<'_>) -> Option<RuleTerms> {
     let misplaced = draft.given.iter().filter_map(|given| misuse(draft, given)).chain(contradictions(draft));
     let misplaced: Vec<_> = misplaced.chain(unfit_quota_unit(draft)).collect();
     let all_fit = misplaced.is_empty();
-    misplaced.into_iter().for_each(|problem| diagnostics.add(problem.mark, problem.value));
-    if draft.is_unlimited() {
+    draft.diagnostics.add_all(misplaced);
+    if draft.is_set("unlimited") {
         let displayed_limit = DisplayedLimit { requests_per_unit: 0, unit: None };
         return all_fit.then_some(RuleTerms { allowance: Allowance::Unlimited, displayed_limit });
     }
@@ -42,54 +41,52 @@ pub(crate) fn terms(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Opt
     let terms = match steps {
         // Which keys are missing depends on those that do not fit.
         Some(_) if !all_fit => None,
-        Some(steps) => buckets::stepped_bucket(draft, steps, diagnostics),
-        None => terms_by_algorithm(draft, all_fit, diagnostics),
+        Some(steps) => buckets::stepped_bucket(draft, steps),
+        None => terms_by_algorithm(draft, all_fit),
     };
     let terms = match draft.given("penalty") {
-        Some(_) => penalty::with_penalty(draft, terms, diagnostics),
+        Some(_) => penalty::with_penalty(draft, terms),
         None => terms,
     };
     terms.filter(|_| all_fit)
 }
 
 /// The terms of a rule by its algorithm; classic without one. `all_fit`: whether all its keys belong to the algorithm.
-fn terms_by_algorithm(
-    draft: &KeyValues,
-    all_fit: bool,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<RuleTerms> {
+fn terms_by_algorithm(draft: LimitDraft<'_>, all_fit: bool) -> Option<RuleTerms> {
     let limit: LimitAtRate = match draft.algorithm() {
         // The algorithm is invalid, which was reported.
-        None if draft.given("algorithm").is_some() => |_, _, _| None,
-        None => |_, rate, _| Some(windows::classic(rate)),
+        None if draft.given("algorithm").is_some() => |_, _| None,
+        None => |_, rate| Some(windows::classic(rate)),
         Some(AlgorithmName::FixedWindow) => windows::fixed_window,
         Some(AlgorithmName::SlidingWindow) => windows::sliding_window,
-        Some(AlgorithmName::SlidingLog) => |_, rate, _| Some(windows::sliding_log(rate)),
+        Some(AlgorithmName::SlidingLog) => |_, rate| Some(windows::sliding_log(rate)),
         Some(AlgorithmName::TokenBucket) => {
-            |draft, rate, problems| buckets::token_bucket(draft, rate, problems).map(Limit::TokenBucket)
+            |draft, rate| buckets::token_bucket(draft, rate).map(Limit::TokenBucket)
         }
         Some(AlgorithmName::LeakyBucket) => {
-            |draft, rate, problems| buckets::token_bucket(draft, rate, problems).map(Limit::LeakyBucket)
+            |draft, rate| buckets::token_bucket(draft, rate).map(Limit::LeakyBucket)
         }
         Some(AlgorithmName::LeakyQueue) => buckets::leaky_queue,
         // Which keys are missing depends on those that do not fit.
         Some(AlgorithmName::Concurrency) if !all_fit => return None,
-        Some(AlgorithmName::Concurrency) => return buckets::concurrency(draft, diagnostics),
+        Some(AlgorithmName::Concurrency) => return buckets::concurrency(draft),
     };
-    at_rate(draft, diagnostics, limit)
+    at_rate(draft, limit)
 }
 
 /// The limit of a `candidate`; `None` after reporting a problem.
-pub(crate) fn candidate(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Option<Limit> {
+pub(crate) fn candidate(draft: LimitDraft<'_>) -> Option<Limit> {
     let mut fits = true;
     for key in keys::NOT_IN_CANDIDATE {
         if let Some(mark) = draft.given(key) {
-            diagnostics
-                .add(mark, format!("`{key}` has no meaning in a `candidate`, which only limits; remove it"));
+            draft.report(
+                mark,
+                format!("`{key}` has no meaning in a `candidate`, which only limits; remove it"),
+            );
             fits = false;
         }
     }
-    match terms(draft, diagnostics)?.allowance {
+    match terms(draft)?.allowance {
         Allowance::Limited(limit) if fits => Some(limit),
         Allowance::Limited(_) | Allowance::Unlimited => None,
     }
@@ -97,12 +94,7 @@ pub(crate) fn candidate(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) ->
 
 /// Whether a rule and its candidate read the same calls: those of a concurrency limit take and free places, those of
 /// any other limit count hits. Reported if not.
-pub(crate) fn candidate_fits(
-    draft: &KeyValues,
-    rule: &RuleTerms,
-    candidate: &Limit,
-    diagnostics: &mut Diagnostics<'_>,
-) -> bool {
+pub(crate) fn candidate_fits(draft: LimitDraft<'_>, rule: &RuleTerms, candidate: &Limit) -> bool {
     let counts_places = |limit: &Limit| match limit.admission() {
         Admission::AtOnce | Admission::Delayed => false,
         Admission::InFlight => true,
@@ -114,7 +106,7 @@ pub(crate) fn candidate_fits(
     let fits = of_rule == counts_places(candidate);
     if !fits {
         let mark = draft.given("candidate").unwrap_or(draft.mark);
-        diagnostics.add(
+        draft.report(
             mark,
             "`candidate` and its rule must both have `algorithm: concurrency`, or neither: a refund frees a place \
              in one, and gives a hit back in the other",
@@ -124,7 +116,7 @@ pub(crate) fn candidate_fits(
 }
 
 /// A `quota_unit` that no string of a response header can have.
-fn unfit_quota_unit(draft: &KeyValues) -> Option<Located<String>> {
+fn unfit_quota_unit(draft: LimitDraft<'_>) -> Option<Located<String>> {
     let unit = draft.text("quota_unit")?;
     let fits = (1..=QUOTA_UNIT_MAX).contains(&unit.value.len())
         && unit.value.bytes().all(|byte| byte.is_ascii_graphic());
@@ -136,13 +128,13 @@ fn unfit_quota_unit(draft: &KeyValues) -> Option<Located<String>> {
 }
 
 /// The problem of this key with the algorithm or with `unlimited`.
-fn misuse(draft: &KeyValues, given: &GivenKey) -> Option<Located<String>> {
+fn misuse(draft: LimitDraft<'_>, given: &GivenKey) -> Option<Located<String>> {
     let name = given.key.name;
     let algorithm = draft.algorithm();
     let names = |some: &[AlgorithmName]| keys::quoted_list(some.iter().map(|name| name.name()));
     let value = match (given.key.applies_to, algorithm) {
         (AppliesTo::Any, _) => return None,
-        _limiting if draft.is_unlimited() => {
+        _limiting if draft.is_set("unlimited") => {
             format!("`{name}` has no meaning with `unlimited: true`; remove one of them")
         }
         (AppliesTo::Limited, _) | (AppliesTo::ClassicOr(_), None) | (AppliesTo::Named, Some(_)) => {
@@ -174,8 +166,8 @@ fn misuse(draft: &KeyValues, given: &GivenKey) -> Option<Located<String>> {
 }
 
 /// The problems of mutually exclusive keys.
-fn contradictions(draft: &KeyValues) -> Vec<Located<String>> {
-    if draft.is_unlimited() {
+fn contradictions(draft: LimitDraft<'_>) -> Vec<Located<String>> {
+    if draft.is_set("unlimited") {
         return Vec::new();
     }
     let mut found = Vec::new();

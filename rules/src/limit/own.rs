@@ -7,17 +7,13 @@ use tollgate_counter::algorithm::Limit;
 use crate::{
     Allowance, OwnBounds, OwnNumbers, Problems,
     diagnostics::{Diagnostics, RuleOrigin},
-    file::KeyValues,
+    file::{KeyValues, LimitDraft},
     limit,
     own::StoredTerms,
 };
 
 /// The bounds of the numbers that keys of a rule may have, whose limit is `limit`. Problems are reported.
-pub(crate) fn own_bounds(
-    draft: &KeyValues,
-    limit: &Limit,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<OwnBounds> {
+pub(crate) fn own_bounds(draft: LimitDraft<'_>, limit: &Limit) -> Option<OwnBounds> {
     let own = draft.mapping("own")?;
     let max = |name| Some((name, own.mapping(name)?.integer("max")?));
     let bounds: Vec<_> = OwnNumbers::NAMES.into_iter().filter_map(max).collect();
@@ -29,24 +25,26 @@ pub(crate) fn own_bounds(
         };
         if draft.given(name).is_none() && !may_be_added() {
             let what = format!("`{name}` is no number of this limit, so a key cannot have its own");
-            diagnostics.add(max.mark, what);
+            draft.report(max.mark, what);
             return None;
         }
     }
     let given = OwnNumbers::NAMES.into_iter().filter(|name| draft.given(name).is_some()).collect();
-    let bounds = bounds.into_iter().map(|(name, max)| (name, max.value)).collect();
-    let compile = Arc::new(move |numbers: &[_], window: Option<&str>| compile(&without_own, numbers, window));
-    let is_from_source = own.given("from").is_some();
-    let mark = own.mark;
-    let own = OwnBounds::new(bounds, own.is_set("unlimited"), given, free_period(limit), compile.clone());
-    match compile(own.largest(), None) {
-        Ok(_) if is_from_source => Some(own.with_source(limit)),
-        Ok(_) => Some(own),
-        Err(why) => {
-            diagnostics.add(mark, format!("the largest numbers of a key do not fit the rule: {why}"));
-            None
-        }
+    let bounds: Vec<_> = bounds.into_iter().map(|(name, max)| (name, max.value)).collect();
+    if let Err(why) = compile(&without_own, &bounds, None) {
+        draft.report(own.mark, format!("the largest numbers of a key do not fit the rule: {why}"));
+        return None;
     }
+    let found = OwnBounds {
+        bounds,
+        unlimited: own.is_set("unlimited"),
+        given,
+        free_period: free_period(limit),
+        is_from_source: false,
+        fingerprint: 0,
+        compile: Arc::new(move |numbers: &[_], window: Option<&str>| compile(&without_own, numbers, window)),
+    };
+    Some(if own.given("from").is_some() { found.with_source(limit) } else { found })
 }
 
 /// The nanoseconds of the period of `limit`, if a counter does not depend on it.
@@ -78,7 +76,8 @@ fn compile(
     numbers.iter().for_each(|(name, number)| draft.set(name, *number));
     let mut problems = Problems::default();
     let origin = RuleOrigin::File("own".to_owned().into());
-    let terms = limit::terms(&draft, &mut Diagnostics::new(origin.into(), &mut problems));
+    let diagnostics = &Diagnostics::new(origin.into(), &mut problems);
+    let terms = limit::terms(LimitDraft { keys: &draft, diagnostics });
     match terms {
         Some(terms) if problems.is_empty() => match terms.allowance {
             Allowance::Limited(limit) => Ok(StoredTerms { limit, displayed_limit: terms.displayed_limit }),

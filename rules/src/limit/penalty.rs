@@ -1,12 +1,13 @@
 //! The penalty of a rule.
 
+use std::time::Duration;
+
 use tollgate_counter::algorithm::{Limit, Penalized, Penalty, Span};
 
 use crate::{
     Allowance,
-    diagnostics::Diagnostics,
-    file::KeyValues,
-    limit::{KeyValue, RuleTerms, period, terms::number},
+    file::LimitDraft,
+    limit::{RuleTerms, period, terms::number, time_text},
 };
 
 /// The bounds of `after` and `factor`.
@@ -17,12 +18,8 @@ pub const MAX_DEFAULT: Span = Span::from_seconds(3_600);
 pub const FORGET_AFTER_DEFAULT: Span = Span::from_seconds(24 * 3_600);
 
 /// The terms of a rule with its `penalty`; `None` after reporting a problem.
-pub(super) fn with_penalty(
-    draft: &KeyValues,
-    terms: Option<RuleTerms>,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<RuleTerms> {
-    let penalty = draft.mapping("penalty").and_then(|penalty| read(penalty, diagnostics));
+pub(super) fn with_penalty(draft: LimitDraft<'_>, terms: Option<RuleTerms>) -> Option<RuleTerms> {
+    let penalty = draft.mapping("penalty").and_then(|keys| read(LimitDraft { keys, ..draft }));
     let terms = terms?;
     let penalty = penalty?;
     let allowance = match terms.allowance {
@@ -32,20 +29,20 @@ pub(super) fn with_penalty(
     Some(RuleTerms { allowance, ..terms })
 }
 
-fn read(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Option<Penalty> {
+fn read(draft: LimitDraft<'_>) -> Option<Penalty> {
     for (key, meaning) in [
         ("after", "the number of refusals in a row after which a penalty begins"),
         ("first", "the length of the first penalty"),
     ] {
         if draft.given(key).is_none() {
-            diagnostics.add(draft.mark, format!("`{key}` is missing in `penalty`; it is {meaning}"));
+            draft.report(draft.mark, format!("`{key}` is missing in `penalty`; it is {meaning}"));
         }
     }
-    let after = number(draft, "after", AFTER_MAX, None, diagnostics);
-    let factor = number(draft, "factor", FACTOR_MAX, Some(FACTOR_DEFAULT), diagnostics);
-    let mut span = |key, default: Option<Span>| {
+    let after = number(draft, "after", AFTER_MAX, None);
+    let factor = number(draft, "factor", FACTOR_MAX, Some(FACTOR_DEFAULT));
+    let span = |key, default: Option<Span>| {
         let range = [period::NANOS_MIN, period::NANOS_MAX];
-        Span::from_nanos(period::time(draft, key, range, default.map(Span::nanos), diagnostics)?)
+        Span::from_nanos(period::time(draft, key, range, default.map(Span::nanos))?)
     };
     let first = span("first", None);
     let max = span("max", Some(MAX_DEFAULT));
@@ -53,8 +50,8 @@ fn read(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Option<Penalty>
     let first = first?;
     let max = max?;
     let forget_after = forget_after?;
-    let grows = in_order(draft, ["max", "first"], [max, first], diagnostics);
-    let is_kept = in_order(draft, ["forget_after", "max"], [forget_after, max], diagnostics);
+    let grows = in_order(draft, ["max", "first"], [max, first]);
+    let is_kept = in_order(draft, ["forget_after", "max"], [forget_after, max]);
     // Both are within their bounds.
     let number = |number: Option<u64>| u32::try_from(number?).ok();
     (grows && is_kept).then_some(Penalty {
@@ -67,16 +64,11 @@ fn read(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Option<Penalty>
 }
 
 /// Whether the first time is at least the second one. Reported if not.
-fn in_order(
-    draft: &KeyValues,
-    [longer, shorter]: [&str; 2],
-    spans: [Span; 2],
-    diagnostics: &mut Diagnostics<'_>,
-) -> bool {
+fn in_order(draft: LimitDraft<'_>, [longer, shorter]: [&str; 2], spans: [Span; 2]) -> bool {
     let is_in_order = spans[1].nanos() <= spans[0].nanos();
     if !is_in_order {
-        let [long, short] = spans.map(|span| KeyValue::Time(std::time::Duration::from_nanos(span.nanos())));
-        diagnostics.add(
+        let [long, short] = spans.map(|span| time_text(Duration::from_nanos(span.nanos())));
+        draft.report(
             draft.text(longer).map_or(draft.mark, |text| text.mark),
             format!("`{longer}` of a penalty is at least as long as `{shorter}`, but {long} is shorter than {short}"),
         );

@@ -8,10 +8,9 @@ use tollgate_counter::algorithm::{Calendar, CalendarUnit, Span, Window};
 use crate::{
     Unit,
     diagnostics::Diagnostics,
-    file::KeyValues,
+    file::LimitDraft,
     keys::{self, WEEKDAYS},
-    reader::Located,
-    yaml::{Mark, quote},
+    yaml::{Located, Mark, quote},
 };
 
 /// A period and the unit of the same length, if there is one.
@@ -24,23 +23,23 @@ pub(super) struct Period {
 
 impl Period {
     /// Reads `unit`, `unit_multiplier`, `window` and `calendar`.
-    pub(super) fn read(draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Option<Self> {
+    pub(super) fn read(draft: LimitDraft<'_>) -> Option<Self> {
         if draft.given("window").is_some() {
-            let nanos = time(draft, "window", [NANOS_MIN, NANOS_MAX], None, diagnostics)?;
+            let nanos = time(draft, "window", [NANOS_MIN, NANOS_MAX], None)?;
             return Some(Self { span: Span::from_nanos(nanos)?, unit: None, calendar: None });
         }
         if draft.given("unit").is_none() {
             let names = keys::quoted_list(Unit::ALL.iter().map(|unit| unit.name()));
-            diagnostics
-                .add(draft.mark, format!("`unit` is missing; it is one of {names}, or give a `window`"));
+            draft.report(draft.mark, format!("`unit` is missing; it is one of {names}, or give a `window`"));
             return None;
         }
         let unit = draft.choice("unit", &Unit::NAMED)?;
         if draft.given("calendar").is_some() {
-            let calendar = calendar(&unit, draft.mapping("calendar")?, diagnostics)?;
+            let keys = draft.mapping("calendar")?;
+            let calendar = calendar(&unit, LimitDraft { keys, ..draft })?;
             return Some(Self { span: unit.value.span(), unit: None, calendar: Some(calendar) });
         }
-        multiplied(draft, unit.value, diagnostics)
+        multiplied(draft, unit.value)
     }
 
     pub(super) fn nanos(&self) -> NonZeroU64 {
@@ -54,7 +53,7 @@ impl Period {
     }
 }
 
-fn multiplied(draft: &KeyValues, unit: Unit, diagnostics: &mut Diagnostics<'_>) -> Option<Period> {
+fn multiplied(draft: LimitDraft<'_>, unit: Unit) -> Option<Period> {
     match (draft.integer("unit_multiplier"), draft.given("unit_multiplier")) {
         (None, Some(_reported)) => None,
         (None, None) | (Some(Located { value: 1, .. }), _) => {
@@ -63,7 +62,7 @@ fn multiplied(draft: &KeyValues, unit: Unit, diagnostics: &mut Diagnostics<'_>) 
         (Some(Located { value, mark }), _) => {
             let span = Span::from_nanos(unit.span().nanos().saturating_mul(*value));
             if span.is_none() {
-                diagnostics.add(*mark, format!("`unit_multiplier` of {value} is out of range; it is at least 1, and the window at most 100 years"));
+                draft.report(*mark, format!("`unit_multiplier` of {value} is out of range; it is at least 1, and the window at most 100 years"));
             }
             Some(Period { span: span?, unit: None, calendar: None })
         }
@@ -77,11 +76,10 @@ pub(super) const NANOS_MAX: u64 = Span::NANOS_MAX;
 
 /// The nanoseconds of a key that takes a time in whole milliseconds, from `min` to `max`; the default if it is absent.
 pub(super) fn time(
-    draft: &KeyValues,
+    draft: LimitDraft<'_>,
     key: &str,
     [min, max]: [u64; 2],
     default: Option<u64>,
-    diagnostics: &mut Diagnostics<'_>,
 ) -> Option<u64> {
     const MILLISECOND: u64 = 1_000_000;
     let Some(text) = draft.text(key) else { return default.filter(|_| draft.given(key).is_none()) };
@@ -94,7 +92,7 @@ pub(super) fn time(
     if nanos.is_none() {
         let min = min / MILLISECOND;
         let max = if max == NANOS_MAX { "100 years".to_owned() } else { format!("{} ms", max / MILLISECOND) };
-        diagnostics.add(
+        draft.report(
             text.mark,
             format!(
                 "`{key}` cannot be {}; it is a time like `90s`, `250ms` or `1h 30m`, in whole milliseconds, \
@@ -106,24 +104,20 @@ pub(super) fn time(
     nanos
 }
 
-fn calendar(unit: &Located<Unit>, draft: &KeyValues, diagnostics: &mut Diagnostics<'_>) -> Option<Calendar> {
-    let unit = calendar_unit(unit, draft, diagnostics);
+fn calendar(unit: &Located<Unit>, draft: LimitDraft<'_>) -> Option<Calendar> {
+    let unit = calendar_unit(unit, draft);
     let zone = draft.text("timezone")?;
     // The unit does not matter for checking the zone.
     let calendar = Calendar::new(unit.unwrap_or(CalendarUnit::Day), &zone.value);
     if calendar.is_none() {
-        unknown_zone(&zone.value, zone.mark, diagnostics);
+        unknown_zone(&zone.value, zone.mark, draft.diagnostics);
     }
     unit.and(calendar)
 }
 
-fn calendar_unit(
-    unit: &Located<Unit>,
-    draft: &KeyValues,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<CalendarUnit> {
+fn calendar_unit(unit: &Located<Unit>, draft: LimitDraft<'_>) -> Option<CalendarUnit> {
     if let Some(mark) = draft.given("week_start").filter(|_| unit.value != Unit::Week) {
-        diagnostics.add(mark, "`week_start` requires `unit: week`");
+        draft.report(mark, "`week_start` requires `unit: week`");
         return None;
     }
     match unit.value {
@@ -132,7 +126,7 @@ fn calendar_unit(
                 "`unit: {}` is the same in every calendar; with `calendar` it is one of `day`, `week`, `month`, `year`",
                 unit.value.name()
             );
-            diagnostics.add(unit.mark, what);
+            draft.report(unit.mark, what);
             None
         }
         Unit::Day => Some(CalendarUnit::Day),
@@ -146,7 +140,7 @@ fn calendar_unit(
     }
 }
 
-fn unknown_zone(zone: &str, mark: Mark, diagnostics: &mut Diagnostics<'_>) {
+fn unknown_zone(zone: &str, mark: Mark, diagnostics: &Diagnostics<'_>) {
     diagnostics.add_with(mark, || {
         let known: Vec<String> = jiff::tz::db().available().map(|name| name.to_string()).collect();
         let hint = keys::hint(zone, known.iter().map(String::as_str));

@@ -2,10 +2,7 @@
 
 use tollgate_counter::algorithm::{Excess, Limit};
 
-use crate::{
-    Allowance, DisplayedLimit, diagnostics::Diagnostics, file::KeyValues, limit::period::Period,
-    reader::Located,
-};
+use crate::{Allowance, DisplayedLimit, file::LimitDraft, limit::period::Period, yaml::Located};
 
 /// What a rule allows, and the limit that responses display.
 pub(crate) struct RuleTerms {
@@ -21,41 +18,33 @@ pub(super) struct AtRate {
 }
 
 /// Makes a limit of a rate and of the other keys; `None` after reporting a problem.
-pub(super) type LimitAtRate = fn(&KeyValues, AtRate, &mut Diagnostics<'_>) -> Option<Limit>;
+pub(super) type LimitAtRate = fn(LimitDraft<'_>, AtRate) -> Option<Limit>;
 
 /// The terms of a rule with a number of requests in a period, whose other keys make a `limit` of it.
-pub(super) fn at_rate(
-    draft: &KeyValues,
-    diagnostics: &mut Diagnostics<'_>,
-    limit: LimitAtRate,
-) -> Option<RuleTerms> {
-    let period = Period::read(draft, diagnostics);
+pub(super) fn at_rate(draft: LimitDraft<'_>, limit: LimitAtRate) -> Option<RuleTerms> {
+    let period = Period::read(draft);
     if draft.given("requests_per_unit").is_none() {
-        diagnostics.add(
+        draft.report(
             draft.mark,
             "`requests_per_unit` is missing; 0 lets nothing pass, `unlimited: true` everything",
         );
     }
     let requests = draft.integer("requests_per_unit").map(|requests| requests.value);
-    let excess = excess(draft, requests.unwrap_or_default(), diagnostics);
+    let excess = excess(draft, requests.unwrap_or_default());
     let period = period?;
     let requests = requests?;
     let excess = excess?;
     let displayed_limit = DisplayedLimit { requests_per_unit: requests, unit: period.unit };
-    let limit = limit(draft, AtRate { period, requests, excess }, diagnostics)?;
+    let limit = limit(draft, AtRate { period, requests, excess })?;
     Some(RuleTerms { allowance: Allowance::Limited(limit), displayed_limit })
 }
 
 /// Reads `count_denied`, `overdraft` and `overdraft_limit`, whose default is `default_debt`.
-pub(super) fn excess(
-    draft: &KeyValues,
-    default_debt: u64,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<Excess> {
+pub(super) fn excess(draft: LimitDraft<'_>, default_debt: u64) -> Option<Excess> {
     let counted = draft.is_set("count_denied");
     let overdrawn = draft.is_set("overdraft");
     if let Some(mark) = draft.given("overdraft_limit").filter(|_| !overdrawn) {
-        diagnostics.add(mark, "`overdraft_limit` needs `overdraft: true`");
+        draft.report(mark, "`overdraft_limit` needs `overdraft: true`");
         return None;
     }
     match (counted, overdrawn) {
@@ -66,26 +55,20 @@ pub(super) fn excess(
         }
         (true, true) => {
             let mark = draft.given("overdraft").unwrap_or(draft.mark);
-            diagnostics.add(mark, "`overdraft` cannot be combined with `count_denied`; remove one of them");
+            draft.report(mark, "`overdraft` cannot be combined with `count_denied`; remove one of them");
             None
         }
     }
 }
 
 /// The number of a key that takes one from 1 to `most`; the default if it is absent.
-pub(super) fn number(
-    draft: &KeyValues,
-    key: &str,
-    most: u64,
-    default: Option<u64>,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<u64> {
+pub(super) fn number(draft: LimitDraft<'_>, key: &str, most: u64, default: Option<u64>) -> Option<u64> {
     let Some(Located { value, mark }) = draft.integer(key) else {
         return default.filter(|_| draft.given(key).is_none());
     };
     let fits = (1..=most).contains(value);
     if !fits {
-        diagnostics.add(*mark, format!("`{key}` cannot be {value}; it is a number from 1 to {most}"));
+        draft.report(*mark, format!("`{key}` cannot be {value}; it is a number from 1 to {most}"));
     }
     fits.then_some(*value)
 }

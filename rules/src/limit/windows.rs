@@ -6,9 +6,9 @@ use tollgate_counter::algorithm::{Classic, FixedWindow, Limit, SlidingLog, Slidi
 
 use crate::{
     diagnostics::Diagnostics,
-    file::KeyValues,
+    file::LimitDraft,
     limit::terms::{AtRate, debt},
-    reader::Located,
+    yaml::Located,
 };
 
 /// The maximum number of sub-windows of a window.
@@ -20,15 +20,14 @@ pub(super) fn classic(AtRate { period, requests, .. }: AtRate) -> Limit {
 }
 
 pub(super) fn fixed_window(
-    draft: &KeyValues,
+    draft: LimitDraft<'_>,
     AtRate { period, requests: limit, excess }: AtRate,
-    diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
     // A limit of 0 admits nothing and so has no debt.
     let windows = if limit == 0 { 0 } else { debt(excess).div_ceil(limit) };
     if period.span.nanos().saturating_mul(windows) > Span::NANOS_MAX {
         let mark = draft.given("overdraft_limit").unwrap_or(draft.mark);
-        diagnostics.add(
+        draft.report(
             mark,
             "a full `overdraft_limit` takes more than 100 years to be paid at this rate; lower it",
         );
@@ -38,23 +37,22 @@ pub(super) fn fixed_window(
 }
 
 pub(super) fn sliding_window(
-    draft: &KeyValues,
+    draft: LimitDraft<'_>,
     AtRate { period, requests: limit, excess }: AtRate,
-    diagnostics: &mut Diagnostics<'_>,
 ) -> Option<Limit> {
     let span = period.span;
     match (draft.integer("sub_windows"), draft.given("sub_windows")) {
         (None, None) => Some(Limit::SlidingWindow(SlidingWindow { limit, span, excess })),
         (None, Some(_reported)) => None,
         (Some(parts), _) => {
-            let sub_window = sub_window(span, parts, diagnostics)?;
+            let sub_window = sub_window(span, parts, draft.diagnostics)?;
             Some(Limit::SlidingLog(SlidingLog { limit, span, sub_window, excess }))
         }
     }
 }
 
 /// The length of a sub-window.
-fn sub_window(span: Span, parts: &Located<u64>, diagnostics: &mut Diagnostics<'_>) -> Option<NonZeroU64> {
+fn sub_window(span: Span, parts: &Located<u64>, diagnostics: &Diagnostics<'_>) -> Option<NonZeroU64> {
     let Located { value: parts, mark } = *parts;
     let fits = (1..=SUB_WINDOWS_MAX).contains(&parts)
         && span.nanos().is_multiple_of(parts)

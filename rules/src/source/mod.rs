@@ -13,7 +13,7 @@ use tollgate_counter::files;
 
 use crate::{
     Problems, RuleInput, Rules, Trial,
-    compile::{compile_all, compile_trial},
+    compile::{compile_all, compile_with},
     contents::Contents,
     diagnostics::{Location, Problem, RuleOrigin},
     yaml,
@@ -66,7 +66,8 @@ pub fn load(path: &Path) -> Result<Rules, Problems> {
 
 /// Reads and compiles the rules under `path`, a file or a directory, with the numbers of `trial`.
 pub fn load_trial(path: &Path, trial: &Trial) -> Result<Rules, Problems> {
-    compile_trial(&read(path), trial)
+    let Contents { sources, problems } = read(path);
+    compile_with(problems, &sources, None, Some(trial))
 }
 
 /// Reads the rule files at `path`.

@@ -37,22 +37,29 @@ impl OverlayFile {
 }
 
 impl WatchedFiles for OverlayFile {
-    type Contents = Contents;
+    type Contents = Result<Vec<u8>, String>;
     type Error = Problems;
 
     async fn wait(&mut self, last: FileComparison, poll_interval: Duration) {
         self.events.wait(last, poll_interval).await;
     }
 
-    async fn read(&mut self) -> Option<(Contents, u128)> {
+    async fn read(&mut self) -> Option<(Self::Contents, u128)> {
         let path = self.path.clone();
         let read = move || files::read(&path, yaml::BYTES_MAX as u64).map_err(|error| error.to_string());
         read_blocking(read).await
     }
 
-    async fn load(&mut self, contents: Contents) -> Option<Result<(), Problems>> {
-        let path = self.path.display();
-        Some(parsed(&path.to_string(), contents).map(|overlay| {
+    async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), Problems>> {
+        let path = self.path.display().to_string();
+        let unreadable = |reason| {
+            let location = Location::whole(RuleOrigin::file(&path));
+            let mut problems = Problems::default();
+            problems.push(Problem { location, what: format!("cannot be read: {reason}") });
+            problems
+        };
+        let overlay = contents.map_err(unreadable).and_then(|bytes| Overlay::read(&path, bytes));
+        Some(overlay.map(|overlay| {
             info!(%path, rules = overlay.rules.len(), "a new overlay is active");
             self.active_rules.set_overlay_problems(None);
             self.overlay.send_replace(Some(Arc::new(overlay)));
@@ -69,18 +76,4 @@ impl WatchedFiles for OverlayFile {
     fn recovered(&mut self) {
         self.active_rules.set_overlay_problems(None);
     }
-}
-
-type Contents = Result<Vec<u8>, String>;
-
-fn parsed(path: &str, contents: Contents) -> Result<Overlay, Problems> {
-    contents.map_or_else(
-        |reason| {
-            let location = Location::whole(RuleOrigin::file(path));
-            let mut problems = Problems::default();
-            problems.push(Problem { location, what: format!("cannot be read: {reason}") });
-            Err(problems)
-        },
-        |bytes| Overlay::read(path, bytes),
-    )
 }

@@ -112,9 +112,6 @@ impl WatchedFiles for RuleFiles {
         Some(self.loader.activate(compiled?, None))
     }
 
-    // The loader has reported the problems.
-    fn refused(&mut self, _problems: Arc<Problems>) {}
-
     fn recovered(&mut self) {
         self.loader.recover(None);
     }

@@ -9,7 +9,7 @@ use crate::{Problems, RuleInput, RuleOrigin, Rules, compile, diagnostics::Diagno
 fn suggestion_is_written_for_kept_problems_only() {
     let (mut written, more) = (0, 49_000);
     let mut kept = Problems::default();
-    let mut diagnostics = Diagnostics::new(RuleOrigin::file("f"), &mut kept);
+    let diagnostics = Diagnostics::new(RuleOrigin::file("f"), &mut kept);
     for _ in 0..Problems::MAX + more {
         diagnostics.add_with(yaml::Mark::START, || {
             written += 1;

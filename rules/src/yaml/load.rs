@@ -8,7 +8,7 @@ use std::{
 use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
 use crate::yaml::{
-    DEPTH_MAX, Mark, Scalar, WEIGHT_MAX, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue, duplicates,
+    DEPTH_MAX, Located, Mark, Scalar, WEIGHT_MAX, YamlNode, YamlPair, YamlStream, YamlValue, duplicates,
     is_key, quote, weight_of,
 };
 
@@ -27,16 +27,16 @@ pub fn load(bytes: &[u8]) -> YamlStream<'_> {
     }
 }
 
-fn text_of(bytes: &[u8]) -> Result<&str, YamlProblem> {
+fn text_of(bytes: &[u8]) -> Result<&str, Located<String>> {
     if bytes.len() > BYTES_MAX {
         let what = format!("the file has {} bytes; at most {BYTES_MAX} are allowed", bytes.len());
-        return Err(YamlProblem { mark: Mark::START, what });
+        return Err(Located::new(Mark::START, what));
     }
     std::str::from_utf8(bytes).map_err(|error| {
         let good = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
         let line = good.matches('\n').count() + 1;
         let column = good.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-        YamlProblem { mark: mark_at(line, column), what: "not UTF-8; the file must be UTF-8 text".into() }
+        Located::new(mark_at(line, column), "not UTF-8; the file must be UTF-8 text")
     })
 }
 
@@ -81,8 +81,8 @@ struct Anchor<'t> {
 
 /// A problem that ends the document, or the whole file.
 enum Stop {
-    Document(YamlProblem),
-    File(YamlProblem),
+    Document(Located<String>),
+    File(Located<String>),
 }
 
 impl<'t> TreeLoader<'t> {
@@ -96,10 +96,10 @@ impl<'t> TreeLoader<'t> {
         while let Some(event) = parser.next() {
             let outcome = match event {
                 Ok((event, span)) => self.handle(event, span),
-                Err(error) => Err(Stop::Document(YamlProblem {
-                    mark: mark(*error.marker()),
-                    what: format!("not YAML: {}", error.info()),
-                })),
+                Err(error) => {
+                    let what = format!("not YAML: {}", error.info());
+                    Err(Stop::Document(Located::new(mark(*error.marker()), what)))
+                }
             };
             match outcome {
                 Ok(()) => {}
@@ -147,7 +147,7 @@ impl<'t> TreeLoader<'t> {
             Event::Alias(anchor) => self.expand(at, anchor),
             Event::UnresolvedAlias(name) => {
                 let what = format!("no anchor `&{name}` before this alias");
-                self.report(YamlProblem { mark: at, what });
+                self.report(Located::new(at, what));
                 self.add(YamlNode { mark: at, value: YamlValue::Unreadable }, 0);
                 Ok(())
             }
@@ -166,7 +166,7 @@ impl<'t> TreeLoader<'t> {
         self.anchors.clear();
     }
 
-    fn report(&mut self, problem: YamlProblem) {
+    fn report(&mut self, problem: Located<String>) {
         if self.stream.problems.len() < PROBLEMS_MAX {
             self.stream.problems.push(problem);
         }
@@ -174,9 +174,8 @@ impl<'t> TreeLoader<'t> {
 
     fn reject_tag(&mut self, mark: Mark, tagged: bool) {
         if tagged {
-            let what =
-                "tags (`!...`) are not supported; text is written in quotes, all else without a tag".into();
-            self.report(YamlProblem { mark, what });
+            let what = "tags (`!...`) are not supported; text is written in quotes, all else without a tag";
+            self.report(Located::new(mark, what));
         }
     }
 
@@ -186,7 +185,7 @@ impl<'t> TreeLoader<'t> {
             return Ok(weight);
         }
         let what = format!("more than {WEIGHT_MAX} values, aliases expanded; write fewer, or split the file");
-        Err(Stop::File(YamlProblem { mark, what }))
+        Err(Stop::File(Located::new(mark, what)))
     }
 
     fn begin(&mut self, mark: Mark, anchor: usize, items: Items<'t>) -> Result<(), Stop> {
@@ -219,7 +218,7 @@ impl<'t> TreeLoader<'t> {
 
     fn expand(&mut self, mark: Mark, anchor: usize) -> Result<(), Stop> {
         let Some(Anchor { weight, height, .. }) = self.anchors.get(&anchor) else {
-            self.report(YamlProblem { mark, what: "this alias refers to a node that contains it".into() });
+            self.report(Located::new(mark, "this alias refers to a node that contains it"));
             self.add(YamlNode { mark, value: YamlValue::Unreadable }, 0);
             return Ok(());
         };
@@ -273,7 +272,7 @@ impl<'t> TreeLoader<'t> {
             let begins = is_document && **key == *BEGINS_DOCUMENT;
             let hint = if begins { "; if another document begins here, write `---` before it" } else { "" };
             let what = format!("{} is given twice, first in line {}{hint}", quote(key), first.line);
-            self.report(YamlProblem { mark: *mark, what });
+            self.report(Located::new(*mark, what));
         }
         if !duplicates.is_empty() {
             let (mut index, mut duplicates) =
@@ -300,8 +299,8 @@ impl<'t> TreeLoader<'t> {
                 YamlValue::Mapping(more) => pairs.extend(more),
                 YamlValue::Unreadable => {}
                 YamlValue::Scalar(_) | YamlValue::List(_) => {
-                    let what = "`<<` takes a mapping or a list of mappings".into();
-                    self.report(YamlProblem { mark: source.mark, what });
+                    let what = "`<<` takes a mapping or a list of mappings";
+                    self.report(Located::new(source.mark, what));
                 }
             }
         }
@@ -310,7 +309,7 @@ impl<'t> TreeLoader<'t> {
 }
 
 /// The text of a key and its position; `None` if its problem was already reported.
-fn key_of(node: YamlNode<'_>) -> Result<Option<(Cow<'_, str>, Mark)>, YamlProblem> {
+fn key_of(node: YamlNode<'_>) -> Result<Option<(Cow<'_, str>, Mark)>, Located<String>> {
     let what = match node.value {
         YamlValue::Scalar(scalar) if is_key(&scalar) => return Ok(Some((scalar.text, node.mark))),
         YamlValue::Unreadable => return Ok(None),
@@ -322,14 +321,12 @@ fn key_of(node: YamlNode<'_>) -> Result<Option<(Cow<'_, str>, Mark)>, YamlProble
             format!("a key must be text, but this is {}", node.describe())
         }
     };
-    Err(YamlProblem { mark: node.mark, what })
+    Err(Located::new(node.mark, what))
 }
 
-fn too_deep(mark: Mark) -> YamlProblem {
-    YamlProblem {
-        mark,
-        what: format!("nested too deep; at most {DEPTH_MAX} lists and mappings in each other are allowed"),
-    }
+fn too_deep(mark: Mark) -> Located<String> {
+    let what = format!("nested too deep; at most {DEPTH_MAX} lists and mappings in each other are allowed");
+    Located::new(mark, what)
 }
 
 /// Both fit in a `u32`: neither exceeds `BYTES_MAX`.

@@ -32,13 +32,20 @@ impl Mark {
     pub const START: Self = Self { line: 1, column: 1 };
 }
 
-/// A problem and its position.
+/// A value, such as a node or what is wrong, and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct YamlProblem {
+pub struct Located<T> {
+    /// The value.
+    pub value: T,
     /// The position.
     pub mark: Mark,
-    /// What is wrong.
-    pub what: String,
+}
+
+impl<T> Located<T> {
+    /// A value at this position.
+    pub fn new(mark: Mark, value: impl Into<T>) -> Self {
+        Self { value: value.into(), mark }
+    }
 }
 
 /// The documents of one file and the problems found in it.
@@ -47,17 +54,11 @@ pub struct YamlStream<'t> {
     /// The valid documents, in order. An empty document is a null node.
     pub documents: Vec<YamlNode<'t>>,
     /// The problems in the order found; at most [`PROBLEMS_MAX`].
-    pub problems: Vec<YamlProblem>,
+    pub problems: Vec<Located<String>>,
 }
 
-/// A value and its position.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct YamlNode<'t> {
-    /// The position of its first character, or of its key if the value is absent.
-    pub mark: Mark,
-    /// The value.
-    pub value: YamlValue<'t>,
-}
+/// A value at the position of its first character, or of its key if the value is absent.
+pub type YamlNode<'t> = Located<YamlValue<'t>>;
 
 /// The value of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,14 +136,14 @@ mod tests;
 
 impl YamlNode<'_> {
     /// The value as JSON. Reports numbers that JSON cannot represent and replaces them by null.
-    pub fn to_json(&self, problems: &mut Vec<YamlProblem>) -> Json {
+    pub fn to_json(&self, problems: &mut Vec<Located<String>>) -> Json {
         match &self.value {
             YamlValue::Scalar(scalar) => scalar.to_json().unwrap_or_else(|| {
                 let what = format!(
                     "{} is a number that JSON cannot hold; write it as text, in quotes",
                     quote(&scalar.text)
                 );
-                problems.push(YamlProblem { mark: self.mark, what });
+                problems.push(Located::new(self.mark, what));
                 Json::Null
             }),
             YamlValue::List(items) => items.iter().map(|item| item.to_json(problems)).collect(),

@@ -3,8 +3,9 @@ use proptest::prelude::*;
 use super::*;
 
 fn problems(text: &str) -> Vec<String> {
-    let problem =
-        |problem: &YamlProblem| format!("{}:{}: {}", problem.mark.line, problem.mark.column, problem.what);
+    let problem = |problem: &Located<String>| {
+        format!("{}:{}: {}", problem.mark.line, problem.mark.column, problem.value)
+    };
     load(text.as_bytes()).problems.iter().map(problem).collect()
 }
 
@@ -184,7 +185,7 @@ proptest! {
                 }
             }
         }
-        let problems = stream.problems.iter().map(|problem| format!("{}: {}", problem.mark.line, problem.what));
+        let problems = stream.problems.iter().map(|problem| format!("{}: {}", problem.mark.line, problem.value));
         prop_assert_eq!(problems.collect::<Vec<_>>(), duplicates);
         if let Some(YamlNode { value: YamlValue::Mapping(pairs), .. }) = stream.documents.get(1) {
             let pairs = pairs.iter().map(|pair| (pair.key.to_string(), pair.mark.line as usize));

@@ -53,7 +53,11 @@ pub(super) async fn follow(
     stats: Arc<UrlStats>,
 ) {
     let interval = settings.interval;
-    let file = RemoteFile::start(settings, clock, active_rules, stats).await;
+    let loader = RuleLoader::new(settings.address.to_string(), clock.clone(), active_rules);
+    let backoff = Backoff::new(RETRY_MIN.min(interval), interval);
+    let state = DocumentState::default();
+    let mut file = RemoteFile { settings, clock, loader, stats, backoff, latest: None, state };
+    file.read_copy().await;
     FileWatch::new(file).run(interval).await;
 }
 
@@ -103,21 +107,6 @@ struct FetchedDocument {
 }
 
 impl RemoteFile {
-    /// The rules that `settings` name, with their copy if there is one.
-    async fn start(
-        settings: UrlSettings,
-        clock: Clock,
-        active_rules: Arc<ActiveRules>,
-        stats: Arc<UrlStats>,
-    ) -> Self {
-        let loader = RuleLoader::new(settings.address.to_string(), clock.clone(), active_rules);
-        let backoff = Backoff::new(RETRY_MIN.min(settings.interval), settings.interval);
-        let mut file =
-            Self { settings, clock, loader, stats, backoff, latest: None, state: DocumentState::default() };
-        file.read_copy().await;
-        file
-    }
-
     /// Makes the copy the latest document. One that cannot be used is reported, and set aside if it is damaged.
     async fn read_copy(&mut self) {
         let Some(path) = self.settings.copy.clone() else { return };
@@ -306,9 +295,6 @@ impl WatchedFiles for RemoteFile {
             None => None,
         }
     }
-
-    // The loader has reported the problems.
-    fn refused(&mut self, _problems: Arc<Problems>) {}
 
     fn recovered(&mut self) {
         self.loader.recover(None);

@@ -24,7 +24,7 @@ pub(super) async fn endpoint(url: &str, files: &ClientTlsFiles) -> Result<Endpoi
         .tcp_keepalive(Some(KEEPALIVE))
         .tcp_keepalive_interval(Some(KEEPALIVE))
         .tcp_keepalive_retries(Some(KEEPALIVE_RETRIES));
-    if !is_tls(url) {
+    if !url.starts_with("https:") {
         return Ok(endpoint);
     }
     let files = files.clone();
@@ -52,11 +52,6 @@ pub(super) fn add_headers(metadata: &mut MetadataMap, headers: &[(String, String
             metadata.insert(name, value);
         }
     }
-}
-
-/// Whether the URL demands TLS.
-fn is_tls(url: &str) -> bool {
-    url.starts_with("https:")
 }
 
 fn trust(files: &ClientTlsFiles) -> Result<ClientTlsConfig, String> {

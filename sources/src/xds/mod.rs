@@ -2,9 +2,14 @@
 //!
 //! A lost control plane changes nothing but a metric and a log line: the active rules stay until it answers again.
 
-use std::{convert::Infallible, error::Error, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    error::Error,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
-use futures_util::{Stream, stream::poll_fn};
+use futures_util::stream::poll_fn;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{sleep, timeout},
@@ -96,11 +101,11 @@ impl XdsClient {
         // One line for each outage, or for each new cause.
         let mut logged = None;
         loop {
-            let answers_before = self.session.answers();
+            let answers_before = self.session.answers;
             let Err(error) = self.follow().await;
-            self.stats.disconnected();
+            self.stats.is_connected.store(false, Relaxed);
             let url = &self.settings.url;
-            if self.session.answers() > answers_before {
+            if self.session.answers > answers_before {
                 backoff.reset();
                 logged = None;
             }
@@ -117,15 +122,16 @@ impl XdsClient {
     /// Follows the rules over one connection. The error says why it has ended.
     async fn follow(&mut self) -> Result<Infallible, String> {
         let channel = self.connect().await?;
-        self.stats.connected();
+        self.stats.is_connected.store(true, Relaxed);
+        self.stats.connections.increase();
         info!(url = self.settings.url, "connected to the control plane");
-        let (requests, receiver) = mpsc::channel(REQUESTS_MAX);
+        let (requests, mut receiver) = mpsc::channel(REQUESTS_MAX);
         let first = self.session.subscribe();
         // The receiver is alive, and the channel is empty.
         let _ = requests.send(first).await;
         let mut client = AggregatedDiscoveryServiceClient::new(channel)
             .max_decoding_message_size(self.settings.message_bytes_max);
-        let mut request = tonic::Request::new(stream_of(receiver));
+        let mut request = tonic::Request::new(poll_fn(move |cx| receiver.poll_recv(cx)));
         endpoint::add_headers(request.metadata_mut(), &self.settings.headers);
         // A control plane without rules for this node answers nothing, so there is no timeout.
         let responses = client.stream_aggregated_resources(request).await.map_err(end)?;
@@ -166,7 +172,8 @@ impl XdsClient {
                 outcome.await.unwrap_or_else(|_| Err(session::not_compiled()))
             }
         };
-        self.stats.answered(&outcome);
+        let counter = if outcome.is_ok() { &self.stats.accepted } else { &self.stats.refused };
+        counter.increase();
         self.session.answer(&response, fingerprint, outcome)
     }
 }
@@ -178,8 +185,4 @@ fn end(status: tonic::Status) -> String {
         return "the connection was lost".to_owned();
     }
     format!("{} ({:?})", status.message(), status.code())
-}
-
-fn stream_of(mut requests: mpsc::Receiver<DiscoveryRequest>) -> impl Stream<Item = DiscoveryRequest> {
-    poll_fn(move |context| requests.poll_recv(context))
 }

@@ -8,12 +8,12 @@ use prost::{
 };
 use prost_types::{Struct, Value as Json, value::Kind};
 use tollgate_rules::{
-    DESCRIPTORS_MAX, Documents, ResourceLocation, RuleInput, RuleOrigin, Unit, Unknown, composite,
-    yaml::{Mark, Scalar, YamlNode, YamlPair, YamlProblem, YamlStream, YamlValue},
+    DESCRIPTORS_MAX, Documents, ResourceLocation, RuleInput, RuleOrigin, Unknown, composite,
+    yaml::{Located, Mark, Scalar, YamlNode, YamlPair, YamlStream, YamlValue},
 };
 
 use crate::xds::proto::ratelimit::config::ratelimit::v3::{
-    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
+    RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitReplace, RateLimitUnit,
 };
 
 /// The maximum depth of nested descriptors; a request has at most as many entries by default.
@@ -53,7 +53,7 @@ fn unreadable(what: &str, error: &DecodeError) -> String {
 
 /// The warning of unknown fields, of which `first` has the name of the field at the first place.
 fn described(Unknown { first, count }: Unknown) -> Unknown {
-    let field = first.what;
+    let field = first.value;
     let others = match count - 1 {
         0 => String::new(),
         1 => ", here and at 1 other descriptor".to_owned(),
@@ -62,13 +62,13 @@ fn described(Unknown { first, count }: Unknown) -> Unknown {
     let what = format!(
         "the field {field} is unknown to this version and is ignored{others}; the limit may not be the one that the control plane means"
     );
-    Unknown { first: YamlProblem { mark: first.mark, what }, count }
+    Unknown { first: Located::new(first.mark, what), count }
 }
 
 #[derive(Default)]
 struct ResourceReader {
     places: Vec<ResourceLocation>,
-    problems: Vec<YamlProblem>,
+    problems: Vec<Located<String>>,
     unknown: Option<Unknown>,
 }
 
@@ -82,22 +82,22 @@ impl ResourceReader {
     }
 
     fn problem(&mut self, mark: Mark, what: String) {
-        self.problems.push(YamlProblem { mark, what });
+        self.problems.push(Located::new(mark, what));
     }
 
     /// Notes the first field of the message in `bytes` that is not known.
     fn note_unknown(&mut self, bytes: &[u8], known: &KnownFields, mark: Mark) {
         let Some(what) = unknown_field(bytes, known) else { return };
-        let first = YamlProblem { mark, what };
+        let first = Located::new(mark, what);
         self.unknown.get_or_insert(Unknown { first, count: 0 }).count += 1;
     }
 
     fn document(&mut self, config: &RateLimitConfig, bytes: &[u8]) -> YamlNode<'static> {
         let mark = self.place(None, &config.domain);
         self.note_unknown(bytes, &KnownFields::CONFIG, mark);
-        let fields = MappingBuilder::at(mark).text("domain", &config.domain);
         let descriptors = self.descriptors(&config.descriptors, mark, 1);
-        fields.list("descriptors", descriptors).node()
+        let domain = pair("domain", text_node(&config.domain, mark));
+        mapping(mark, [domain, list("descriptors", descriptors, mark)])
     }
 
     fn descriptors(&mut self, descriptors: &[Vec<u8>], parent: Mark, depth: usize) -> Vec<YamlNode<'static>> {
@@ -129,54 +129,48 @@ impl ResourceReader {
         let RateLimitDescriptor { key, value, rate_limit, descriptors, metadata, .. } = &descriptor;
         let mark = self.place(Some(parent), &composite(key, value));
         self.note_unknown(bytes, &KnownFields::DESCRIPTOR, mark);
-        let mut fields = MappingBuilder::at(mark).text("key", key).text_if("value", value);
-        if let Some(limit) = rate_limit {
-            // Control planes set these on every descriptor of a path; they count where the limit is.
-            fields = fields
-                .with("rate_limit", limit_node(limit, mark))
-                .boolean("shadow_mode", descriptor.shadow_mode)
-                .boolean("quota_mode", descriptor.quota_mode)
-                .boolean("detailed_metric", descriptor.detailed_metric);
-        }
-        if let Some(metadata) = metadata {
-            fields = fields.with("metadata", struct_node(metadata, mark));
-        }
+        let limit = rate_limit.as_ref();
+        // Control planes set these on every descriptor of a path; they count where the limit is.
+        let flag = |key, is_set| if is_set && limit.is_some() { pair(key, plain(true, mark)) } else { None };
         let descriptors = self.descriptors(descriptors, mark, depth + 1);
-        fields.list("descriptors", descriptors).node()
+        mapping(
+            mark,
+            [
+                pair("key", text_node(key, mark)),
+                text_pair("value", value, mark),
+                limit.and_then(|limit| pair("rate_limit", limit_node(limit, mark))),
+                flag("shadow_mode", descriptor.shadow_mode),
+                flag("quota_mode", descriptor.quota_mode),
+                flag("detailed_metric", descriptor.detailed_metric),
+                metadata.as_ref().and_then(|metadata| pair("metadata", struct_node(metadata, mark))),
+                list("descriptors", descriptors, mark),
+            ],
+        )
     }
 }
 
 fn limit_node(limit: &RateLimitPolicy, mark: Mark) -> YamlNode<'static> {
-    let replaces =
-        limit.replaces.iter().map(|replaced| MappingBuilder::at(mark).text("name", &replaced.name).node());
-    let fields = MappingBuilder::at(mark).text_if("name", &limit.name).list("replaces", replaces.collect());
-    // `UNKNOWN` means that there is none.
-    let fields = match limit.unit() {
-        RateLimitUnit::Unknown if limit.unit == 0 => fields,
-        RateLimitUnit::Unknown => fields.text("unit", &limit.unit.to_string()),
-        RateLimitUnit::Second => fields.text("unit", Unit::Second.name()),
-        RateLimitUnit::Minute => fields.text("unit", Unit::Minute.name()),
-        RateLimitUnit::Hour => fields.text("unit", Unit::Hour.name()),
-        RateLimitUnit::Day => fields.text("unit", Unit::Day.name()),
-        RateLimitUnit::Week => fields.text("unit", Unit::Week.name()),
-        RateLimitUnit::Month => fields.text("unit", Unit::Month.name()),
-        RateLimitUnit::Year => fields.text("unit", Unit::Year.name()),
+    let replaced =
+        |replaced: &RateLimitReplace| mapping(mark, [pair("name", text_node(&replaced.name, mark))]);
+    let unit = match limit.unit() {
+        // `UNKNOWN` means that there is none.
+        RateLimitUnit::Unknown if limit.unit == 0 => String::new(),
+        RateLimitUnit::Unknown => limit.unit.to_string(),
+        // Rule files name units in any case.
+        unit => unit.as_str_name().to_owned(),
     };
-    let fields = if limit.unlimited {
-        fields.boolean("unlimited", true)
+    let number = if limit.unlimited {
+        pair("unlimited", plain(true, mark))
     } else {
-        fields.with("requests_per_unit", plain(limit.requests_per_unit, mark))
+        pair("requests_per_unit", plain(limit.requests_per_unit, mark))
     };
-    fields.node()
+    let replaces = list("replaces", limit.replaces.iter().map(replaced).collect(), mark);
+    mapping(mark, [text_pair("name", &limit.name, mark), replaces, text_pair("unit", &unit, mark), number])
 }
 
 fn struct_node(object: &Struct, mark: Mark) -> YamlNode<'static> {
-    let fields = object.fields.iter();
-    fields
-        .fold(MappingBuilder::at(mark), |fields, (name, value)| {
-            fields.with(name.clone(), json_node(value, mark))
-        })
-        .node()
+    let pairs = object.fields.iter().filter_map(|(name, value)| pair(name.clone(), json_node(value, mark)));
+    Located { value: YamlValue::Mapping(pairs.collect()), mark }
 }
 
 fn json_node(value: &Json, mark: Mark) -> YamlNode<'static> {
@@ -214,50 +208,24 @@ fn plain(value: impl Display, mark: Mark) -> YamlNode<'static> {
     YamlNode { mark, value: YamlValue::Scalar(Scalar { text: value.to_string().into(), quoted: false }) }
 }
 
-/// A mapping under construction; everything in it has one mark.
-struct MappingBuilder {
-    mark: Mark,
-    pairs: Vec<YamlPair<'static>>,
+/// A mapping with these pairs.
+fn mapping<const N: usize>(mark: Mark, pairs: [Option<YamlPair<'static>>; N]) -> YamlNode<'static> {
+    Located { value: YamlValue::Mapping(pairs.into_iter().flatten().collect()), mark }
 }
 
-impl MappingBuilder {
-    fn at(mark: Mark) -> Self {
-        Self { mark, pairs: Vec::new() }
-    }
+/// A pair at the position of its value.
+fn pair(key: impl Into<Cow<'static, str>>, value: YamlNode<'static>) -> Option<YamlPair<'static>> {
+    Some(YamlPair { key: key.into(), mark: value.mark, value })
+}
 
-    fn with(mut self, key: impl Into<Cow<'static, str>>, value: YamlNode<'static>) -> Self {
-        self.pairs.push(YamlPair { key: key.into(), mark: self.mark, value });
-        self
-    }
+/// A pair with a text, unless that is empty.
+fn text_pair(key: &'static str, text: &str, mark: Mark) -> Option<YamlPair<'static>> {
+    if text.is_empty() { None } else { pair(key, text_node(text, mark)) }
+}
 
-    fn text(self, key: &'static str, text: &str) -> Self {
-        let value = text_node(text, self.mark);
-        self.with(key, value)
-    }
-
-    fn text_if(self, key: &'static str, text: &str) -> Self {
-        if text.is_empty() { self } else { self.text(key, text) }
-    }
-
-    /// A boolean, unless it is `false`, which is the default of all.
-    fn boolean(self, key: &'static str, value: bool) -> Self {
-        let node = plain(value, self.mark);
-        if value { self.with(key, node) } else { self }
-    }
-
-    /// A list, unless it is empty.
-    fn list(self, key: &'static str, items: Vec<YamlNode<'static>>) -> Self {
-        let value = YamlNode { mark: self.mark, value: YamlValue::List(items) };
-        if matches!(&value.value, YamlValue::List(items) if items.is_empty()) {
-            self
-        } else {
-            self.with(key, value)
-        }
-    }
-
-    fn node(self) -> YamlNode<'static> {
-        YamlNode { mark: self.mark, value: YamlValue::Mapping(self.pairs) }
-    }
+/// A pair with a list, unless that is empty.
+fn list(key: &'static str, items: Vec<YamlNode<'static>>, mark: Mark) -> Option<YamlPair<'static>> {
+    if items.is_empty() { None } else { pair(key, Located { value: YamlValue::List(items), mark }) }
 }
 
 #[cfg(test)]

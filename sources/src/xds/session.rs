@@ -34,7 +34,8 @@ pub(super) struct XdsSession {
     accepted_version: String,
     // The fingerprint of the contents that were refused last, if none were accepted since.
     refused: Option<(u128, Arc<Problems>)>,
-    answers: u64,
+    /// The number of answers so far, on all streams.
+    pub(super) answers: u64,
 }
 
 impl XdsSession {
@@ -48,11 +49,6 @@ impl XdsSession {
             user_agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         };
         Self { node, accepted_version: String::new(), refused: None, answers: 0 }
-    }
-
-    /// The number of answers so far, on all streams.
-    pub(super) fn answers(&self) -> u64 {
-        self.answers
     }
 
     /// The first request of a new stream: all resources, as if none were known.
@@ -149,7 +145,7 @@ fn shortened(mut text: String) -> String {
 /// What a client of a control plane counts.
 #[derive(Debug, Default)]
 pub struct XdsStats {
-    is_connected: AtomicBool,
+    pub(super) is_connected: AtomicBool,
     /// Connections that were made.
     pub connections: MetricCounter,
     /// Responses whose rules are or were active.
@@ -162,22 +158,6 @@ impl XdsStats {
     /// Whether the control plane is connected.
     pub fn is_connected(&self) -> bool {
         self.is_connected.load(Relaxed)
-    }
-
-    pub(super) fn connected(&self) {
-        self.is_connected.store(true, Relaxed);
-        self.connections.increase();
-    }
-
-    pub(super) fn disconnected(&self) {
-        self.is_connected.store(false, Relaxed);
-    }
-
-    pub(super) fn answered(&self, outcome: &Result<(), Arc<Problems>>) {
-        match outcome {
-            Ok(()) => self.accepted.increase(),
-            Err(_) => self.refused.increase(),
-        }
     }
 }
 

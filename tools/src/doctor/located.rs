@@ -32,7 +32,7 @@ pub(super) fn documents(bytes: &[u8], file: &str) -> Result<Vec<Value>, String> 
             let stream = yaml::load(bytes);
             if let Some(problem) = stream.problems.first() {
                 let Mark { line, column } = problem.mark;
-                return Err(format!("{line}:{column}: {}", problem.what));
+                return Err(format!("{line}:{column}: {}", problem.value));
             }
             Ok(stream.documents.iter().map(|document| of_yaml(document, file)).collect())
         }

@@ -12,20 +12,19 @@ impl Slots {
     /// Sends the backups that are due, as far as there is room for them; the others wait for their turn.
     pub(super) fn back_up_when_due(&mut self, cx: &mut Context<'_>) {
         if self.backup_sender.take_due(cx.now) {
-            if self.backup_sender.take_may_lack_backups() {
+            if std::mem::take(&mut self.backup_sender.may_lack_backups) {
                 self.search_lacking_backups(cx);
             }
             let changed = self.memory.changed_slots().into_iter().chain(self.dividers.take_changed());
-            let lent = self.leases.changed().filter(|slot| self.ownership.owns(*slot));
+            let lent = self.leases.changed.iter().copied().filter(|slot| self.ownership.owns(*slot));
             for slot in changed.chain(lent) {
                 if let Some(backup_owner) = cx.members.backup_owner(slot, cx.now) {
                     self.backup_sender.wait(slot, backup_owner);
                 }
             }
         }
-        for backup_owner in self.backup_sender.awaited() {
-            self.send_waiting_backups(backup_owner, cx);
-        }
+        let awaited: Vec<MemberId> = self.backup_sender.waiting.keys().copied().collect();
+        awaited.into_iter().for_each(|backup_owner| self.send_waiting_backups(backup_owner, cx));
     }
 
     /// Lets the slots wait that have no backup at their backup owner.
@@ -93,7 +92,7 @@ impl Slots {
         if !is_urgent && !self.has_room_for_backups(backup_owner, cx) {
             return self.backup_sender.wait(slot, backup_owner);
         }
-        self.leases.mark_backed_up(slot);
+        self.leases.changed.remove(&slot);
         let grants = SlotGrants {
             leases: self.leases.grants_of_slot(slot, cx),
             divisions: self.dividers.divisions_of(slot, cx.wall),

@@ -1,7 +1,6 @@
 use tollgate_rules::{Rules, compile};
 
 use super::*;
-use crate::xds::proto::ratelimit::config::ratelimit::v3::RateLimitReplace;
 
 fn resource(name: &str, descriptors: &[RateLimitDescriptor]) -> RuleInput {
     let config = RateLimitConfig {

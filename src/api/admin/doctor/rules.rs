@@ -256,7 +256,7 @@ mod tests {
     use tollgate_counter::time::Timestamp;
     use tollgate_rules::{
         ActiveRules, Documents, RuleEvent, RuleInput, RuleOrigin, Unknown, compile,
-        yaml::{self, Mark, YamlProblem},
+        yaml::{self, Located, Mark},
     };
 
     use super::*;
@@ -303,10 +303,7 @@ mod tests {
         let newer = RuleInput::resource(b"{domain: e}".to_vec(), |_path, bytes| Documents {
             origin: RuleOrigin::file("r"),
             stream: yaml::load(bytes),
-            unknown: Some(Unknown {
-                first: YamlProblem { mark: Mark::START, what: "new".to_owned() },
-                count: 3,
-            }),
+            unknown: Some(Unknown { first: Located::new(Mark::START, "new"), count: 3 }),
         });
         let of = |sources: &[RuleInput]| findings(&compile(sources).unwrap(), &source(RuleSourceKind::Files));
         let found = of(&[file.clone(), newer]);
