@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use tollgate_counter::{
     algorithm::{Counter, Decision, Limit, Operation},
-    packed_counter::{Decoded, Now, PackedCounter, put_tagged, tagged},
+    packed_counter::{DecodeError, Now, PackedCounter, put_tagged, tagged},
     time::Timestamp,
 };
 
@@ -320,26 +320,21 @@ impl HeldCounter {
 /// For a store that keeps both as one value.
 impl HeldCounter {
     /// Decodes what [`HeldCounter::write`] has written.
-    pub fn read(mut bytes: &[u8]) -> Decoded<Self> {
+    pub fn read(mut bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut counter = Self::default();
         let mut side_data = SideData::default();
         while !bytes.is_empty() {
-            let Some((tag, fields, rest)) = tagged(bytes) else { return Decoded::Malformed };
+            let (tag, fields, rest) = tagged(bytes).ok_or(DecodeError::Malformed)?;
             bytes = rest;
             // Ages since the epoch are absolute instants.
             let clock = Timestamp::EPOCH.into();
-            let decoded = match tag {
-                SIDE_DATA_MIN.. => side_data.read(tag, fields, clock),
-                _ => PackedCounter::read(tag, fields, clock).map(|packed| counter.packed = Some(packed)),
-            };
-            match decoded {
-                Decoded::Known(()) => {}
-                Decoded::Unknown => return Decoded::Unknown,
-                Decoded::Malformed => return Decoded::Malformed,
+            match tag {
+                SIDE_DATA_MIN.. => side_data.read(tag, fields, clock)?,
+                _ => counter.packed = Some(PackedCounter::read(tag, fields, clock)?),
             }
         }
         counter.side_data = side_data.boxed();
-        Decoded::Known(counter)
+        Ok(counter)
     }
 
     /// Encodes the counter and its side data. Nothing if there is neither.

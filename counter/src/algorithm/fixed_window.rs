@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Window,
-        WindowCounter, WindowReceipt,
+        Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Window, WindowCounter,
+        WindowReceipt,
     },
     time::Timestamp,
 };
@@ -120,8 +120,6 @@ impl<E: WindowExcess> FixedWindow<E> {
 impl<E: WindowExcess> Algorithm for FixedWindow<E> {
     type Counter = WindowCounter;
     type Receipt = WindowReceipt;
-    const ADMISSION: Admission = Admission::AtOnce;
-    const LEASABLE: bool = true;
 
     // `inline(always)`: part of every decision.
     #[inline(always)]

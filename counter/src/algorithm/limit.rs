@@ -273,11 +273,16 @@ impl Limit {
     /// Whether a part of what is left may be leased to another replica. This requires that a refused hit leaves no
     /// trace, except in a classic limit, and that no hit waits.
     pub fn is_leasable(&self) -> bool {
-        fn is_leasable<A: Algorithm>(_: &A) -> bool {
-            A::LEASABLE
+        match self {
+            Self::Classic(_) => true,
+            Self::FixedWindow(_) | Self::SlidingWindow(_) => self.excess() == Excess::Refuse,
+            Self::TokenBucket(_) | Self::SteppedBucket(_) | Self::LeakyBucket(_) => {
+                self.excess() == Excess::Refuse
+            }
+            // A borrower would not know of refusals elsewhere, and a place that is taken on one replica may be freed on
+            // another.
+            Self::SlidingLog(_) | Self::LeakyQueue(_) | Self::Penalized(_) | Self::Concurrency(_) => false,
         }
-        let traceless = self.is_classic() || self.excess() == Excess::Refuse;
-        traceless && each_algorithm!(self, limit => is_leasable(limit))
     }
 
     /// How it lets hits pass.
@@ -500,7 +505,7 @@ impl Limit {
     /// Answers `operation`, and charges or refunds `counter` accordingly.
     pub fn decide(&self, counter: &mut Counter, now: Timestamp, operation: Operation) -> Decision {
         each_algorithm!(self, limit => {
-            limit.decide(own(counter), now, operation).keep_receipt(|receipt| Some(receipt.into_enum()))
+            limit.decide(own(counter), now, operation).keep_receipt(|receipt| Some(receipt.into()))
         })
     }
 
@@ -520,7 +525,7 @@ impl Limit {
     /// What was consumed after `base`, an earlier state of the same counter.
     pub fn since(&self, counter: &Counter, base: &Counter, now: Timestamp) -> Counter {
         each_algorithm!(self, limit => match (Variant::from_enum(counter), Variant::from_enum(base)) {
-            (Some(counter), Some(base)) => limit.since(counter, base, now).into_enum(),
+            (Some(counter), Some(base)) => limit.since(counter, base, now).into(),
             // The base is of another kind.
             (Some(_), None) | (None, Some(_) | None) => counter.clone(),
         })

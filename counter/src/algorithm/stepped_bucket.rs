@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation,
-        granted::STILL_NANOS,
+        Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, granted::STILL_NANOS,
     },
     time::Timestamp,
 };
@@ -116,8 +115,6 @@ impl SteppedBucket {
 impl Algorithm for SteppedBucket {
     type Counter = StepCounter;
     type Receipt = StepReceipt;
-    const ADMISSION: Admission = Admission::AtOnce;
-    const LEASABLE: bool = true;
 
     fn decide(
         &self,

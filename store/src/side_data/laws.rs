@@ -5,7 +5,7 @@ use std::time::Duration;
 use tollgate_counter::{
     algorithm::{Granted, HitRate, Limit, Operation, laws::every_limit},
     descriptor::Key,
-    packed_counter::{DecodeClock, Decoded},
+    packed_counter::{DecodeClock, DecodeError},
     time::{SECOND, Timestamp},
 };
 
@@ -198,9 +198,9 @@ fn shared_store_reads_side_data_as_written() {
         let side_data = memory.with_side_data(slot, KEY, |side_data| side_data.unwrap().copy());
         let counter = HeldCounter::new(None, side_data.boxed());
         match HeldCounter::read(&counter.write()) {
-            Decoded::Known(read) => assert_eq!(read, counter, "{}", kind.name),
-            Decoded::Unknown => assert_eq!(kind.name, "unknown records"),
-            Decoded::Malformed => panic!("{}", kind.name),
+            Ok(read) => assert_eq!(read, counter, "{}", kind.name),
+            Err(DecodeError::Unknown) => assert_eq!(kind.name, "unknown records"),
+            Err(DecodeError::Malformed) => panic!("{}", kind.name),
         }
     });
 }

@@ -83,7 +83,7 @@ impl Limit {
         now: Timestamp,
     ) -> Decision {
         each_algorithm!(self, limit => {
-            limit.refund_with_held(own(counter), held, hits, now).keep_receipt(|receipt| Some(receipt.into_enum()))
+            limit.refund_with_held(own(counter), held, hits, now).keep_receipt(|receipt| Some(receipt.into()))
         })
     }
 

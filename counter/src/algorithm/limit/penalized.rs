@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Counter, Decision, Excess, HeldCharge, Limit, Operation,
-        Penalized, Penalty, PenaltyRecord, Receipt, Verdict, Window, forward, limit::PlainLimit,
+        Algorithm, ChargePosition, Counter, Decision, Excess, HeldCharge, Limit, Operation, Penalized,
+        Penalty, PenaltyRecord, Receipt, Verdict, Window, forward, limit::PlainLimit,
     },
     time::Timestamp,
 };
@@ -99,10 +99,6 @@ fn during_penalty(decision: Decision, until: Timestamp, now: Timestamp) -> Decis
 impl Algorithm for Penalized {
     type Counter = Counter;
     type Receipt = Receipt;
-    // Of most limits: see `Limit::admission`.
-    const ADMISSION: Admission = Admission::AtOnce;
-    // A borrower would not know of refusals elsewhere.
-    const LEASABLE: bool = false;
 
     fn decide(&self, counter: &mut Counter, now: Timestamp, operation: Operation) -> Decision {
         let until = counter.record().map_or(Timestamp::EPOCH, |record| record.until);
