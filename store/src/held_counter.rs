@@ -18,7 +18,7 @@ mod draft;
 mod interpreter;
 
 pub(crate) use draft::reserve_stored;
-pub use draft::{Exhausted, Reserve, reserve};
+pub use draft::{Reserve, reserve};
 
 /// A counter, if it is not idle, and its side data.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -21,7 +21,7 @@ mod table;
 pub use budget::{BYTES_MIN, MemoryReservation};
 pub use check::{Check, CheckRole, LimitOrigin, OnFull, OnRefusal, Refusal, refuses};
 pub use decisions::{Checks, CounterOutcomes, Decisions, SingleDecision};
-pub use held_counter::{Exhausted, HeldCounter, Reserve, Room, reserve};
+pub use held_counter::{HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
 pub use memory::{
     CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement, ReserveError,

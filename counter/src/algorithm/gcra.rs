@@ -116,7 +116,8 @@ pub struct DebtCounter {
 pub struct DebtReceipt {
     at: Timestamp,
     hits: u64,
-    after: DebtCounter,
+    /// The counter after the charge.
+    pub(super) after: DebtCounter,
 }
 
 impl DebtCounter {
@@ -144,11 +145,6 @@ impl DebtCounter {
     /// What [`DebtCounter::undo`] needs to take back `hits` just charged at `now`.
     pub(crate) fn receipt(&self, now: Timestamp, hits: u64) -> DebtReceipt {
         DebtReceipt { at: now, hits, after: *self }
-    }
-
-    /// Whether the counter is unchanged since that charge.
-    pub(crate) fn is_unchanged_since(&self, receipt: DebtReceipt) -> bool {
-        *self == receipt.after
     }
 
     /// Takes back the part of a charge that cannot have been paid since. Whatever else was charged or taken back

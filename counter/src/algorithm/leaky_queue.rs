@@ -103,7 +103,7 @@ impl Algorithm for LeakyQueue {
 
     fn undo(&self, counter: &mut DebtCounter, receipt: DebtReceipt, now: Timestamp) {
         // Later hits were admitted with their delays, so only the last place can be given back.
-        if counter.is_unchanged_since(receipt) {
+        if *counter == receipt.after {
             counter.undo(self.rate, receipt, now);
         }
     }

@@ -1,7 +1,7 @@
 //! `Limit`: an enum of all algorithms. It selects the counter kind and dispatches each call. The names of algorithms, and
 //! the limits that replace those of rules.
 
-use std::{borrow::Cow, convert::Infallible, num::NonZeroU64, time::Duration};
+use std::{borrow::Cow, num::NonZeroU64, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
@@ -18,41 +18,9 @@ use crate::{
 mod held;
 mod penalized;
 
-/// Makes [`Limit`] of its algorithms: those before `Penalized`, and those that were added after it.
-macro_rules! limits {
-    ($($(#[$doc:meta])* $variant:ident($algorithm:ty),)*; $($(#[$added_doc:meta])* $added:ident($added_algorithm:ty),)*) => {
-        /// An active limit: an algorithm with its parameters. Replicas number the variants by their order.
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-        pub enum Limit {
-            $($(#[$doc])* $variant($algorithm),)*
-            /// A limit of another variant with a `penalty`.
-            Penalized(Penalized),
-            $($(#[$added_doc])* $added($added_algorithm),)*
-        }
-
-        /// A limit without a penalty, encoded like [`Limit`]. A penalty of a penalty would be read without a bound on
-        /// its depth.
-        #[derive(Deserialize)]
-        enum PlainLimit {
-            $($variant($algorithm),)*
-            #[serde(deserialize_with = "never")]
-            Penalized(Infallible),
-            $($added($added_algorithm),)*
-        }
-
-        impl From<PlainLimit> for Limit {
-            fn from(limit: PlainLimit) -> Self {
-                match limit {
-                    $(PlainLimit::$variant(limit) => Self::$variant(limit),)*
-                    PlainLimit::Penalized(none) => match none {},
-                    $(PlainLimit::$added(limit) => Self::$added(limit),)*
-                }
-            }
-        }
-    };
-}
-
-limits! {
+/// An active limit: an algorithm with its parameters. Replicas number the variants by their order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Limit {
     /// What envoyproxy/ratelimit does.
     Classic(Classic),
     /// `fixed_window`
@@ -71,12 +39,31 @@ limits! {
     LeakyQueue(LeakyQueue),
     /// `concurrency`
     Concurrency(Concurrency),
-    ;
-    // Append others here.
+    /// A limit of another variant with a `penalty`.
+    Penalized(Penalized),
+    // Append others here, and in `PlainLimit`.
+}
+
+/// The codec of a limit without a penalty, which is that of any [`Limit`]. A penalty of a penalty would be read without a
+/// bound on its depth.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Limit")]
+enum PlainLimit {
+    Classic(Classic),
+    FixedWindow(FixedWindow),
+    SlidingWindow(SlidingWindow),
+    SlidingLog(SlidingLog),
+    TokenBucket(TokenBucket),
+    SteppedBucket(SteppedBucket),
+    LeakyBucket(TokenBucket),
+    LeakyQueue(LeakyQueue),
+    Concurrency(Concurrency),
+    #[serde(deserialize_with = "never")]
+    Penalized(Penalized),
 }
 
 /// Refuses the penalty of a limit with a penalty.
-fn never<'de, D: Deserializer<'de>>(_: D) -> Result<Infallible, D::Error> {
+fn never<'de, D: Deserializer<'de>>(_: D) -> Result<Penalized, D::Error> {
     Err(D::Error::custom("a penalty of a penalty"))
 }
 
@@ -91,10 +78,16 @@ fn closed_if_still(bucket: TokenBucket) -> TokenBucket {
 
 /// A limit with a penalty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "(PlainLimit, Penalty)")]
 pub struct Penalized {
-    // Invariant: the limit has no penalty itself.
-    both: Box<(Limit, Penalty)>,
+    both: Box<LimitAndPenalty>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct LimitAndPenalty {
+    // Invariant: it has no penalty itself.
+    #[serde(with = "PlainLimit")]
+    limit: Limit,
+    penalty: Penalty,
 }
 
 /// The expression for the algorithm of a limit, with its own type.
@@ -312,7 +305,7 @@ impl Limit {
     pub fn without_refused_charges(&self) -> Cow<'_, Self> {
         if let Self::Penalized(penalized) = self {
             return match penalized.limit().without_refused_charges() {
-                Cow::Owned(limit) => Cow::Owned(Self::Penalized(penalized.with(limit))),
+                Cow::Owned(limit) => Cow::Owned(Self::Penalized(Penalized::new(limit, *penalized.penalty()))),
                 Cow::Borrowed(_) => Cow::Borrowed(self),
             };
         }

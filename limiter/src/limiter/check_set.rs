@@ -349,11 +349,6 @@ impl<'a> CheckSet<'a> {
         Self { checks: smallvec![check], descriptors: smallvec![0], deciding: 1 }
     }
 
-    /// The index of the descriptor of each check.
-    pub(super) fn each_descriptor(&self) -> impl Iterator<Item = usize> {
-        self.descriptors.iter().copied()
-    }
-
     /// The index of the descriptor of each deciding check.
     pub(super) fn deciding(&self) -> &[usize] {
         &self.descriptors[..self.deciding]

@@ -12,7 +12,7 @@ use crate::{
     HoldTerms, LimitOrigin, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, UnknownId,
     held_counter::{
         HeldCounter, Room, TakenBack,
-        draft::{Exhausted, Reserve, reserve},
+        draft::{Reserve, reserve},
         peek,
     },
     holds::Holds,
@@ -117,8 +117,8 @@ impl HeldCounter {
                 let each = [Reserve { counter: 0, limit, terms, hits: *hits, leased: self.leased() }];
                 let counters = std::slice::from_mut(self);
                 match reserve(&each, counters, now, room, |decisions| !decisions[0].verdict.passes()) {
-                    Ok(reserved) => (OperationOutcome::reserved(&reserved)[0].clone(), reserved.is_held),
-                    Err(Exhausted) => (OperationOutcome::exhausted(), false),
+                    Some(reserved) => (OperationOutcome::reserved(&reserved)[0].clone(), reserved.is_held),
+                    None => (OperationOutcome::exhausted(), false),
                 }
             }
             CounterOperation::Settle { id, actual, unknown } => {

@@ -37,7 +37,6 @@ impl Holds {
 
     /// The size of the encoded holds at any instant, in bytes, at most.
     pub(crate) fn encoded_bytes_max(&self) -> usize {
-        let gone = self.changes.gone();
         LIMIT_BYTES_MAX
             + 4 * ID_BYTES_MAX
             + self.each.len() * (HOLD_BYTES_MAX + ID_BYTES_MAX)
@@ -45,7 +44,7 @@ impl Holds {
             + self.id_bytes
             + 1
             + self.changes.positions.len() * POSITION_BYTES_MAX
-            + gone.iter().map(|id| ID_BYTES_MAX + id.bytes.len()).sum::<usize>()
+            + self.changes.gone.iter().map(|id| ID_BYTES_MAX + id.bytes.len()).sum::<usize>()
     }
 
     /// Decodes holds.
@@ -78,8 +77,10 @@ impl Holds {
             return Err(DecodeError::Malformed);
         }
         let instant = |age: Timestamp| clock.instant(Age::from_bits(age.as_nanos()));
-        let last = self.ended.values().map(|ended| ended.change.0).max();
-        let changes = HoldChanges::decoded(last.unwrap_or_default(), gone, positions);
+        let last = self.ended.values().map(|ended| ended.change.0).max().unwrap_or_default();
+        let is_partial = gone.is_some();
+        let gone = gone.unwrap_or_default();
+        let changes = HoldChanges { last, copied: None, gone, is_partial, positions };
         let mut holds = Self { changes, ..self.with_bytes_of_ids() };
         holds.forget_oldest();
         Ok(holds.moved(instant, |end| clock.window_end(end)))

@@ -129,7 +129,7 @@ impl LockedSlots<'_> {
         let limit = held.limit_without_holds(limit);
         let idle_at = Some(limit.idle_at(&counter)).filter(|idle_at| self.now < *idle_at);
         let peek = limit.decide(&mut counter, self.now, Operation::Peek);
-        CounterState::new(idle_at, own.map_or(peek, |own| own.allowed(peek)), details)
+        CounterState { idle_at, peek: own.map_or(peek, |own| own.allowed(peek)), details }
     }
 
     /// Records that the counter of `key` has changed.
@@ -196,11 +196,6 @@ impl LockedSlots<'_> {
     /// The leased hits of `key`.
     pub(super) fn leased(&self, key: Key) -> u64 {
         self.table_ref(key).side_data(key).map_or(0, |side_data| side_data.leased)
-    }
-
-    /// Sets the leased hits of `key`.
-    pub(super) fn set_leased(&mut self, key: Key, hits: u64) {
-        self.change_side_data(key, |side_data| side_data.leased = hits);
     }
 
     /// Changes the side data of `key`.

@@ -8,45 +8,29 @@ use std::time::Duration;
 use crate::{
     algorithm::{
         Algorithm, ChargePosition, Counter, Decision, Excess, HeldCharge, Limit, Operation, Penalized,
-        Penalty, PenaltyRecord, Receipt, Verdict, Window, forward, limit::PlainLimit,
+        Penalty, PenaltyRecord, Receipt, Verdict, Window, forward, limit::LimitAndPenalty,
     },
     time::Timestamp,
 };
-
-/// A limit with a penalty, as received from another replica.
-impl From<(PlainLimit, Penalty)> for Penalized {
-    fn from((limit, penalty): (PlainLimit, Penalty)) -> Self {
-        Self::new(limit.into(), penalty)
-    }
-}
 
 impl Penalized {
     /// A limit with a penalty; it replaces one that the limit has.
     pub fn new(limit: Limit, penalty: Penalty) -> Self {
         let limit = match limit {
-            Limit::Penalized(penalized) => penalized.both.0,
+            Limit::Penalized(penalized) => penalized.both.limit,
             other => other,
         };
-        Self { both: Box::new((limit, penalty)) }
+        Self { both: Box::new(LimitAndPenalty { limit, penalty }) }
     }
 
     /// The limit without its penalty.
     pub fn limit(&self) -> &Limit {
-        &self.both.0
+        &self.both.limit
     }
 
     /// The penalty.
     pub fn penalty(&self) -> &Penalty {
-        &self.both.1
-    }
-
-    pub(super) fn limit_mut(&mut self) -> &mut Limit {
-        &mut self.both.0
-    }
-
-    /// The penalty, of another limit.
-    pub(super) fn with(&self, limit: Limit) -> Self {
-        Self::new(limit, *self.penalty())
+        &self.both.penalty
     }
 
     /// Decides a charge outside of a penalty.
@@ -180,11 +164,11 @@ impl Algorithm for Penalized {
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {
-        self.limit_mut().change(&number, &excess);
+        self.both.limit.change(&number, &excess);
     }
 
     fn set_timeout(&mut self, timeout: Duration) {
-        self.limit_mut().set_timeout(timeout);
+        self.both.limit.set_timeout(timeout);
     }
 
     fn refund_with_held(
