@@ -1,7 +1,5 @@
 //! `Counter` and `Receipt`: enums of the counters and receipts of all algorithms.
 
-use std::convert::Infallible;
-
 use serde::{Deserialize, Serialize};
 
 use crate::algorithm::{
@@ -47,13 +45,6 @@ pub enum Receipt {
     Debt(DebtReceipt),
     /// The receipt of a charge in a step.
     Step(StepReceipt),
-}
-
-/// The receipt of a check that keeps none.
-impl From<Infallible> for Receipt {
-    fn from(none: Infallible) -> Self {
-        match none {}
-    }
 }
 
 /// A counter of some kind: a limit replaces it by one of its own kind.

@@ -134,10 +134,6 @@ impl Algorithm for LeakyQueue {
         self.burst.map_or(0, |_| self.rate.hits())
     }
 
-    fn set_timeout(&mut self, timeout: Duration) {
-        self.timeout = Some(timeout);
-    }
-
     fn change(&mut self, number: impl Fn(u64) -> u64, _: impl Fn(Excess) -> Excess) {
         self.rate = self.rate.with_hits(&number);
         // The hit that leaves at once is counted together with those that wait.

@@ -187,6 +187,14 @@ impl Limit {
         }
     }
 
+    /// This limit without a penalty, with the penalty of `self`.
+    fn with_plain(&self, plain: Self) -> Self {
+        match self.penalized() {
+            Some(penalized) => Self::Penalized(Penalized::new(plain, *penalized.penalty())),
+            None => plain,
+        }
+    }
+
     /// The limit with its penalty, if it has one.
     pub fn penalized(&self) -> Option<&Penalized> {
         if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
@@ -248,16 +256,6 @@ impl Limit {
         each_algorithm!(self, limit => limit.period())
     }
 
-    /// See [`Algorithm::passing_debt_max`].
-    pub(super) fn passing_debt_max(&self) -> u64 {
-        each_algorithm!(self, limit => limit.passing_debt_max())
-    }
-
-    /// See [`Algorithm::set_timeout`].
-    pub(super) fn set_timeout(&mut self, timeout: Duration) {
-        each_algorithm!(self, limit => limit.set_timeout(timeout));
-    }
-
     /// See [`Algorithm::change`].
     pub(super) fn change(&mut self, number: &dyn Fn(u64) -> u64, excess: &dyn Fn(Excess) -> Excess) {
         each_algorithm!(self, limit => limit.change(number, excess));
@@ -291,29 +289,21 @@ impl Limit {
 
     /// The limit for a caller with this timeout. Only delays depend on it.
     pub fn within(&self, timeout: Option<Duration>) -> Cow<'_, Self> {
-        match timeout {
-            Some(timeout) if self.admission() == Admission::Delayed => {
-                let mut within = self.clone();
-                within.set_timeout(timeout);
-                Cow::Owned(within)
-            }
-            Some(_) | None => Cow::Borrowed(self),
+        if timeout.is_some()
+            && let Self::LeakyQueue(queue) = self.plain()
+        {
+            let queue = LeakyQueue { timeout, ..*queue };
+            return Cow::Owned(self.with_plain(Self::LeakyQueue(queue)));
         }
+        Cow::Borrowed(self)
     }
 
     /// The limit of the same counters, except that a refused hit is not charged. A penalty stays.
     pub fn without_refused_charges(&self) -> Cow<'_, Self> {
-        if let Self::Penalized(penalized) = self {
-            return match penalized.limit().without_refused_charges() {
-                Cow::Owned(limit) => Cow::Owned(Self::Penalized(Penalized::new(limit, *penalized.penalty()))),
-                Cow::Borrowed(_) => Cow::Borrowed(self),
-            };
-        }
         // A classic limit cannot refuse without counting, but shares its counter with a fixed window.
-        if let Self::Classic(FixedWindow { limit, window, excess: _ }) = self {
-            let limit = *limit;
-            let window = window.clone();
-            return Cow::Owned(Self::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse }));
+        if let Self::Classic(FixedWindow { limit, window, excess: _ }) = self.plain() {
+            let fixed = FixedWindow { limit: *limit, window: window.clone(), excess: Excess::Refuse };
+            return Cow::Owned(self.with_plain(Self::FixedWindow(fixed)));
         }
         match self.excess() {
             Excess::Count => Cow::Owned(self.changed(|number| number, |_| Excess::Refuse)),

@@ -296,9 +296,6 @@ pub trait Algorithm: Clone {
         self.change(|number| number.saturating_sub(hits), |excess| excess);
     }
 
-    /// Refuses hits that would wait longer than this. Override it for an algorithm that delays hits.
-    fn set_timeout(&mut self, _timeout: Duration) {}
-
     /// Refunds `hits`: those of calls before those that are `held`. Override it for an algorithm that keeps charges apart.
     fn refund_with_held(
         &self,

@@ -108,7 +108,7 @@ impl Default for TopKeys {
 impl TopKeys {
     /// Lists of at most `capacity` keys each.
     pub fn new(capacity: usize) -> Self {
-        let lists = metrics::shard_count().min(LISTS_MAX);
+        let lists = metrics::POOL.shards.min(LISTS_MAX);
         Self {
             lists: (0..lists).map(|_| Mutex::new(SpaceSaving::new(capacity))).collect(),
             missed: MetricCounter::default(),

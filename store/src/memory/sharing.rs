@@ -12,6 +12,7 @@ use crate::{
         ownership::{ChangedCounters, SlotOwnership},
     },
     slot::ByKey,
+    slot_data::HeldConsumption,
 };
 
 /// Slots in a cluster. Without a cluster, a store owns all slots and these methods do nothing.
@@ -132,7 +133,10 @@ impl Memory {
             ownerships.record_change(slot, &mut ownership, key, &table);
         }
         for (key, there) in held {
-            self.tables.absorb_held(&mut table, key, there, self.at(now));
+            let HeldConsumption { now: there, base } = there;
+            self.tables.with_held(&mut table, key, now, |counter| {
+                counter.absorb(there, base, self.at(now), self.tables.room());
+            });
             ownerships.record_change(slot, &mut ownership, key, &table);
         }
         for (key, usage) in pending {

@@ -19,8 +19,7 @@ use crate::{
     budget::Budget,
     held_counter::{HeldCounter, Room, TakenBack},
     operation::{CounterOperation, OperationOutcome},
-    side_data::{SideData, SideDataSize},
-    slot_data::HeldConsumption,
+    side_data::SideDataSize,
     table::{BYTES_FIRST, SlotTable, TableResources},
 };
 
@@ -90,17 +89,6 @@ impl Tables {
     /// The number of slots.
     pub(super) fn slots(&self) -> usize {
         self.each.len()
-    }
-
-    /// The slot of a key.
-    pub(super) fn slot(&self, key: Key) -> Slot {
-        Slot::for_key(key, self.slots())
-    }
-
-    /// All slots, owned or not.
-    pub(super) fn each_slot(&self) -> impl Iterator<Item = Slot> + use<> {
-        // At most 65,536, so they fit.
-        (0..self.slots()).map(|slot| Slot(slot as u16))
     }
 
     /// Locks the table of a slot.
@@ -214,24 +202,6 @@ impl Tables {
             self.refused_full.add(1);
         }
         stored
-    }
-
-    /// Merges what another replica has made of the counter of `key` and of its holds.
-    pub(super) fn absorb_held(&self, table: &mut SlotTable, key: Key, there: HeldConsumption, at: Now) {
-        let HeldConsumption { now: there, base } = there;
-        self.with_held(table, key, at.now, |counter| counter.absorb(there, base, at, self.room()));
-    }
-
-    /// Restores the side data of `key` from a snapshot, if there is memory.
-    pub(super) fn restore_side_data(&self, key: Key, side_data: Box<SideData>) {
-        if side_data.size().bytes <= self.room().bytes {
-            self.lock(self.slot(key)).put_side_data(
-                key,
-                Some(side_data),
-                SideDataSize::default(),
-                &self.resources,
-            );
-        }
     }
 
     /// Merges pending usage into the counter of `key` and ends its holds that have expired, and returns whether that

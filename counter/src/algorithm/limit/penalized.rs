@@ -3,8 +3,6 @@
 //! The penalty wraps the counter of its limit, as long as it has a record of refusals; a counter without one is that of
 //! the limit alone. All of them are of the kind of that limit, so a penalty can be added and removed by a reload.
 
-use std::time::Duration;
-
 use crate::{
     algorithm::{
         Algorithm, ChargePosition, Counter, Decision, Excess, HeldCharge, Limit, Operation, Penalized,
@@ -160,15 +158,10 @@ impl Algorithm for Penalized {
         fn excess() -> Excess;
         fn window() -> Option<&Window>;
         fn hits_per_period() -> u64;
-        fn passing_debt_max() -> u64;
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {
         self.both.limit.change(&number, &excess);
-    }
-
-    fn set_timeout(&mut self, timeout: Duration) {
-        self.both.limit.set_timeout(timeout);
     }
 
     fn refund_with_held(
