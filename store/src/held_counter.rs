@@ -23,9 +23,9 @@ pub use draft::{Reserve, reserve};
 /// A counter, if it is not idle, and its side data.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HeldCounter {
-    packed: Option<PackedCounter>,
+    pub(super) packed: Option<PackedCounter>,
     // Invariant: not empty.
-    side_data: Option<Box<SideData>>,
+    pub(super) side_data: Option<Box<SideData>>,
 }
 
 /// The room for more side data.
@@ -57,16 +57,6 @@ impl Room {
 }
 
 impl HeldCounter {
-    /// A counter and its side data.
-    pub(super) fn new(packed: Option<PackedCounter>, side_data: Option<Box<SideData>>) -> Self {
-        Self { packed, side_data }
-    }
-
-    /// The counter and its side data.
-    pub(super) fn into_parts(self) -> (Option<PackedCounter>, Option<Box<SideData>>) {
-        (self.packed, self.side_data)
-    }
-
     /// The holds.
     pub(super) fn holds(&self) -> Option<&Holds> {
         self.side_data.as_ref()?.holds.as_deref()

@@ -398,7 +398,7 @@ impl Memory {
 
     /// Adopts the lead of counters from a replica whose clock gave one up.
     fn adopt_lead(&self, data: &SlotData, now: Timestamp) {
-        if let Some(lead) = data.lead().filter(|lead| now < lead.until) {
+        if let Some(lead) = data.lead.filter(|lead| now < lead.until) {
             self.restrictions.add_lead(lead);
         }
     }

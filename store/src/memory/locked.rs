@@ -231,7 +231,7 @@ impl LockedSlots<'_> {
     pub(super) fn held(&self, key: Key) -> HeldCounter {
         let table = self.table_ref(key);
         let side_data = table.side_data(key).map(|side_data| Box::new(side_data.clone()));
-        HeldCounter::new(table.get(key).cloned(), side_data)
+        HeldCounter { packed: table.get(key).cloned(), side_data }
     }
 
     /// Checks that no decision depends on leased hits. Changes nothing.

@@ -213,7 +213,7 @@ impl Memory {
         drop((ownership, table));
         let rest = SlotData::all(std::iter::empty(), side_data);
         let rest = StoredSlot { slot, epoch, seq, data: rest.with_lead(self.restrictions.lead()) };
-        SlotSnapshot::new(rest, counters, granted, self.slots())
+        SlotSnapshot { rest, counters, granted, slots: self.slots() }
     }
 
     fn copies_of(

@@ -236,15 +236,14 @@ impl Tables {
         let is_stored = packed.is_some();
         let side_data = table.take_side_data(key);
         let size = side_data.as_ref().map(|side_data| side_data.size()).unwrap_or_default();
-        let counter = HeldCounter::new(packed, side_data);
+        let counter = HeldCounter { packed, side_data };
         Taken { key, heap: counter.packed_heap_bytes(), counter, size, is_stored }
     }
 
     /// Puts a counter and its holds back, and returns whether the counter is stored.
     pub(super) fn put(&self, table: &mut SlotTable, taken: Taken, now: Timestamp) -> bool {
         let is_stored = self.keep_place(table, &taken, &taken.counter, now);
-        let Taken { key, counter, heap, size, .. } = taken;
-        let (packed, side_data) = counter.into_parts();
+        let Taken { key, counter: HeldCounter { packed, side_data }, heap, size, .. } = taken;
         match (packed, table.get_mut(key)) {
             (Some(packed), Some(place)) => {
                 self.resources.budget.change(heap, packed.heap_bytes());

@@ -196,7 +196,7 @@ fn shared_store_reads_side_data_as_written() {
     for_each_kind(|kind, memory, _| {
         let slot = memory.slot(KEY);
         let side_data = memory.with_side_data(slot, KEY, |side_data| side_data.unwrap().copy());
-        let counter = HeldCounter::new(None, side_data.boxed());
+        let counter = HeldCounter { packed: None, side_data: side_data.boxed() };
         match HeldCounter::read(&counter.write()) {
             Ok(read) => assert_eq!(read, counter, "{}", kind.name),
             Err(DecodeError::Unknown) => assert_eq!(kind.name, "unknown records"),
