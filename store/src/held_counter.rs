@@ -100,10 +100,6 @@ impl HeldCounter {
         self.side_data.take_if(|side_data| side_data.is_empty());
     }
 
-    fn holds_mut(&mut self) -> Option<&mut Holds> {
-        self.side_data.as_mut()?.holds.as_deref_mut()
-    }
-
     /// Takes the holds until [`HeldCounter::put_holds`].
     fn take_holds(&mut self) -> Option<Box<Holds>> {
         self.side_data.as_mut()?.holds.take()
@@ -343,7 +339,8 @@ impl HeldCounter {
 
     /// How many ids of ended holds were forgotten because there were too many, since the last call.
     pub fn take_ids_forgotten(&mut self) -> usize {
-        self.holds_mut().map_or(0, Holds::take_forgotten_early)
+        let holds = self.side_data.as_mut().and_then(|side_data| side_data.holds.as_mut());
+        holds.map_or(0, |holds| holds.take_forgotten_early())
     }
 
     /// Whether there is neither a counter nor side data.

@@ -29,7 +29,7 @@ mod tables;
 #[cfg(any(test, feature = "testing"))]
 mod testing;
 
-pub use admin::{CounterState, DryRun, Replacement};
+pub use admin::{CounterState, DryRun};
 pub use grants::{CounterView, Grants, Turn};
 pub use holds::ReserveError;
 pub use holds::each_hold_id;

@@ -291,7 +291,8 @@ impl ActiveView<'_> {
         request: &Request<'_>,
         applied: &mut AppliedLimit<'s>,
     ) -> bool {
-        if applied.has_candidate() {
+        // A candidate is a second check.
+        if applied.rule().is_some_and(|rule| rule.options().candidate.is_some()) {
             return false;
         }
         let pending = self.limiter.limits.apply(domain, request, self.now(), slice::from_mut(applied));

@@ -15,7 +15,7 @@ use tollgate_counter::{
 };
 use tollgate_limiter::limiter::{ActiveView, CounterRef, LimiterMetrics, NoCounter};
 use tollgate_rules::rule_text;
-use tollgate_store::{CounterState, OnExpiry, OpenHold, OpenHolds, OwnLimitState, Replacement};
+use tollgate_store::{CounterState, OnExpiry, OpenHold, OpenHolds, OwnLimitState};
 use tollgate_telemetry::logs::UNLIMITED;
 use tracing::info;
 
@@ -131,7 +131,7 @@ impl CounterQuery {
     ) -> Result<Json<Value>, AdminError> {
         let view = state.limiter.view();
         let counter = self.find(&view).await?;
-        let Replacement { before, after } = view.replace(&counter, used).await.map_err(admin_error)?;
+        let [before, after] = view.replace(&counter, used).await.map_err(admin_error)?;
         info!(
             name: UNLIMITED,
             %peer,

@@ -31,15 +31,6 @@ pub struct CounterState {
     pub details: CounterDetails,
 }
 
-/// A counter before and after its replacement.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Replacement {
-    /// The counter before its replacement.
-    pub before: CounterState,
-    /// The counter after its replacement.
-    pub after: CounterState,
-}
-
 impl CounterState {
     /// The state of a counter elsewhere from the outcome of a peek at `now`.
     pub fn from_outcome(limit: &Limit, outcome: &OperationOutcome, now: Timestamp) -> Self {
