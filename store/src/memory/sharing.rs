@@ -308,6 +308,4 @@ impl Memory {
 }
 
 #[cfg(test)]
-mod backup_laws;
-#[cfg(test)]
 mod tests;
