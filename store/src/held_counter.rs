@@ -49,7 +49,8 @@ impl Room {
 
     /// Whether `more` holds of a counter have room, which take so many bytes and have this id.
     fn has(self, holds: Option<&Holds>, id: &HoldId, more: usize, bytes: usize) -> bool {
-        let request_ids = if id.is_of_request() { holds.map_or(0, Holds::request_ids) + more } else { 0 };
+        let request_ids =
+            if id.is_of_request() { holds.map_or(0, |holds| holds.request_ids) + more } else { 0 };
         let is_in_bounds =
             holds.map_or(0, Holds::weighing) + more <= HOLDS_MAX && request_ids <= self.request_ids;
         more == 0 || (is_in_bounds && bytes <= self.bytes)

@@ -388,7 +388,7 @@ impl Limit {
     pub fn kind(&self) -> CounterKind {
         let windows = |aligned, calendar, window: &Window| match window {
             Window::Aligned(span) => CounterKind { algorithm: aligned, window: span.nanos(), sub_window: 0 },
-            Window::Calendar(each) => CounterKind { algorithm: calendar, window: each.code(), sub_window: 0 },
+            Window::Calendar(each) => CounterKind { algorithm: calendar, window: each.code, sub_window: 0 },
         };
         let plain = |algorithm, window| CounterKind { algorithm, window, sub_window: 0 };
         match self {

@@ -47,7 +47,7 @@ pub struct LimitCacheSettings {
 
 /// The cached limits of keys.
 pub struct LimitCache {
-    settings: LimitCacheSettings,
+    pub(super) settings: LimitCacheSettings,
     // Times in the cache are ticks since then.
     since: Timestamp,
     entries: Cache<Key, CachedLimit, EntryWeight, KeyHash>,
@@ -196,11 +196,6 @@ impl LimitCache {
             queued: Notify::new(),
             stats: LimitCacheStats::default(),
         }
-    }
-
-    /// The longest time that a call waits.
-    pub(super) fn wait(&self) -> Duration {
-        self.settings.wait
     }
 
     /// The number of entries.

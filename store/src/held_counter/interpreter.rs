@@ -62,7 +62,7 @@ impl HeldCounter {
     ) -> Option<OwnLimitRefusal> {
         let before = self.side_data().and_then(|side_data| side_data.own.as_deref());
         let applies = before.filter(|before| before.terms(now).is_some());
-        let version = applies.map_or(0, OwnLimit::version);
+        let version = applies.map_or(0, |applies| applies.version);
         if change.replaces.is_some_and(|replaced| replaced != version) {
             return Some(OwnLimitRefusal::OtherVersion);
         }

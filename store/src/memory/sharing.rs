@@ -24,7 +24,7 @@ impl Memory {
 
     /// The number of changes to `slot` since it was acquired; 0 if it is not owned.
     pub fn version_seq(&self, slot: Slot) -> u64 {
-        self.ownerships.as_ref().map_or(0, |ownerships| ownerships.lock(slot).seq())
+        self.ownerships.as_ref().map_or(0, |ownerships| ownerships.lock(slot).seq)
     }
 
     /// Releases `slot` and returns its data with the number of changes. Its leases are dropped. `None` if it was not
@@ -42,7 +42,7 @@ impl Memory {
         };
         let side_data = table.take_all_side_data(&self.tables.resources);
         let bytes = table.bytes();
-        let seq = ownership.seq();
+        let seq = ownership.seq;
         let data = SlotData::all(self.with_keys(slot, table.into_counters()), side_data);
         let data = data.with_lead(self.restrictions.lead());
         self.tables.resources.budget.change_table(bytes, 0);
@@ -206,7 +206,7 @@ impl Memory {
         };
         let table = self.tables.lock(slot);
         let ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
-        let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());
+        let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq);
         let counters = table.copies();
         let side_data = table.copies_of_side_data();
         let granted = table.granted();
@@ -229,7 +229,7 @@ impl Memory {
             return SlotChanges::default();
         }
         ownerships.unflag(slot);
-        let seq = ownership.seq();
+        let seq = ownership.seq;
         let ChangedCounters { are_all, keys, .. } = which(&mut ownership);
         let data = if are_all {
             let copies = table.copy_all(resources);

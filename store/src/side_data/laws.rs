@@ -256,7 +256,7 @@ fn later_one_of_two_own_limits_stays_when_owners_meet() {
     });
     let slot = earlier.slot(KEY);
     let version = |memory: &Memory| {
-        memory.with_side_data(slot, KEY, |side_data| side_data.unwrap().own.as_ref().unwrap().version())
+        memory.with_side_data(slot, KEY, |side_data| side_data.unwrap().own.as_ref().unwrap().version)
     };
     let newest = version(&later);
     for [here, there] in [[&earlier, &later], [&later, &earlier]] {

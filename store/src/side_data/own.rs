@@ -123,7 +123,7 @@ impl OwnLimitPosition {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct OwnLimit {
     terms: Option<OwnTerms>,
-    version: u64,
+    pub(crate) version: u64,
     // The instant from which nothing of it is retained.
     ends_at: Option<Timestamp>,
     record: Box<[u8]>,
@@ -184,11 +184,6 @@ impl OwnLimit {
     /// The instant from which nothing of it is retained.
     pub(crate) fn ends_at(&self) -> Timestamp {
         self.ends_at.unwrap_or(Timestamp::MAX)
-    }
-
-    /// The version.
-    pub(crate) fn version(&self) -> u64 {
-        self.version
     }
 
     /// The own limit as it applies at `now`.
