@@ -19,8 +19,9 @@ mod pack;
 #[cfg(any(test, feature = "testing"))]
 mod testing;
 
-pub use codec::Decoded;
-pub use codec::{Age, DecodeClock, NUMBER_BYTES_MAX, number_bytes, put, put_tagged, tagged};
+pub use codec::{
+    Age, DecodeClock, DecodeError, NUMBER_BYTES_MAX, number_bytes, put, put_tagged, tagged, take,
+};
 pub use layout::PackedCounter;
 
 /// The instant of an operation.
@@ -128,7 +129,7 @@ impl PackedCounter {
             let packed = counter.pack(algorithm, UsedShare::new(algorithm.allowance(), &decision))?;
             // What is replaced was unpacked, so there is nothing to drop.
             mem::forget(mem::replace(self, packed));
-            Some(decision.keep_receipt(|receipt| keep(receipt.into_enum())))
+            Some(decision.keep_receipt(|receipt| keep(receipt.into())))
         })
     }
 
@@ -183,7 +184,7 @@ impl PackedCounter {
         match self {
             Self::Large(large) => large.counter.clone(),
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
-                each_algorithm!(limit.plain(), limit => unpack(self, limit).unwrap_or_default().into_enum())
+                each_algorithm!(limit.plain(), limit => unpack(self, limit).unwrap_or_default().into())
             }
             Self::Penalized(penalized) => {
                 let PenalizedCounter { counter, record } = &**penalized;

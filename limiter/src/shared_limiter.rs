@@ -68,9 +68,8 @@ impl SharedLimiter {
         // may have chosen one: then this changes nothing.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let mut background = JoinSet::new();
-        let clock = limiter.clock().clone();
-        let active_rules = limiter.active_rules().clone();
-        let store = SharedStore::start(settings, clock, active_rules, &mut background)?;
+        let Limiter { clock, active_rules, .. } = &limiter;
+        let store = SharedStore::start(settings, clock.clone(), active_rules.clone(), &mut background)?;
         store.until_known().await;
         let limiter = limiter.with_remote(Some(Remote::new(Arc::new(store.clone()))));
         Ok(Self { limiter, store, _background: background })

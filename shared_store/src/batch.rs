@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use tollgate_counter::{descriptor::Key, time::Timestamp};
 use tollgate_remote::{CounterCheck, CounterChecks, OpenChecks, SubmissionMode};
 use tollgate_store::{
-    Checks, CounterOperation, Exhausted, Expired, HeldCounter, HoldTerms, OperationOutcome, OwnTerms,
-    Refusal, Reserve, Room, decide_set,
+    Checks, CounterOperation, Expired, HeldCounter, HoldTerms, OperationOutcome, OwnTerms, Refusal, Reserve,
+    Room, decide_set,
 };
 
 use crate::{
@@ -355,18 +355,18 @@ impl StoreBatch {
             tollgate_store::reserve(&each, &mut counters, self.instants.server, Room::OF_VALUE, |each| {
                 refusal.is_refused(each)
             });
-        let is_changed = reserved.as_ref().is_ok_and(|reserved| reserved.is_held);
+        let is_changed = reserved.as_ref().is_some_and(|reserved| reserved.is_held);
         for (number, counter) in numbers.into_iter().zip(counters) {
             let state = &mut self.entries[number].state;
             state.counter = counter;
             state.is_changed |= is_changed;
         }
         match reserved {
-            Ok(reserved) => {
+            Some(reserved) => {
                 let each = OperationOutcome::reserved(&reserved).into_iter().zip(&own);
                 each.map(|(outcome, own)| outcome.by_own(own.as_ref())).collect()
             }
-            Err(Exhausted) => SmallVec::from_elem(OperationOutcome::exhausted(), part.checks.len()),
+            None => SmallVec::from_elem(OperationOutcome::exhausted(), part.checks.len()),
         }
     }
 

@@ -2,7 +2,7 @@
 //! servers' clock. A lane knows the values that the store last held, as far as this replica has seen.
 
 use rustc_hash::FxHashMap;
-use tollgate_counter::{descriptor::Key, packed_counter::Decoded, time::Timestamp};
+use tollgate_counter::{descriptor::Key, packed_counter::DecodeError, time::Timestamp};
 use tollgate_store::HeldCounter;
 
 /// The version of a counter. Records of it and of its side data follow, with instants in nanoseconds since the Unix epoch.
@@ -38,7 +38,7 @@ pub(super) fn encode(counter: &HeldCounter) -> Vec<u8> {
 }
 
 /// Decodes a value and the claim on it. An empty value is an absent counter. A malformed one is no value of Tollgate.
-pub(super) fn decode(bytes: &[u8]) -> (Option<Decoded<HeldCounter>>, Option<Claim>) {
+pub(super) fn decode(bytes: &[u8]) -> (Option<Result<HeldCounter, DecodeError>>, Option<Claim>) {
     let (claim, bytes) = match bytes {
         [CLAIMED, ..] if bytes.len() >= CLAIM_BYTES => {
             let number = |range: std::ops::Range<usize>| {
@@ -51,9 +51,9 @@ pub(super) fn decode(bytes: &[u8]) -> (Option<Decoded<HeldCounter>>, Option<Clai
     };
     let value = match bytes {
         [] => return (None, claim),
-        [VERSION] => Decoded::Malformed,
+        [VERSION] => Err(DecodeError::Malformed),
         [VERSION, counter @ ..] => HeldCounter::read(counter),
-        [_, ..] => Decoded::Unknown,
+        [_, ..] => Err(DecodeError::Unknown),
     };
     (Some(value), claim)
 }
@@ -81,10 +81,10 @@ impl Known {
     pub(super) fn read(bytes: Vec<u8>, confirmed_at: Timestamp) -> Self {
         let (value, claim) = decode(&bytes);
         let (counter, is_foreign) = match value {
-            Some(Decoded::Known(counter)) => (counter, false),
-            Some(Decoded::Unknown) => (HeldCounter::default(), true),
+            Some(Ok(counter)) => (counter, false),
+            Some(Err(DecodeError::Unknown)) => (HeldCounter::default(), true),
             // What is no value of Tollgate counts as absent, and the next charge overwrites it.
-            Some(Decoded::Malformed) | None => (HeldCounter::default(), false),
+            Some(Err(DecodeError::Malformed)) | None => (HeldCounter::default(), false),
         };
         Self { bytes, counter, claim, is_foreign, confirmed_at }
     }
@@ -167,7 +167,7 @@ mod tests {
 
     fn read_back(bytes: &[u8]) -> HeldCounter {
         match decode(bytes) {
-            (Some(Decoded::Known(counter)), None) => counter,
+            (Some(Ok(counter)), None) => counter,
             other => panic!("{other:?}"),
         }
     }
@@ -234,9 +234,9 @@ mod tests {
     #[test]
     fn truncated_and_unknown_values_are_told_apart() {
         for malformed in [&[VERSION][..], &[VERSION, 130], &[VERSION, 130, 9, 1], &[VERSION, 130, 1, 0]] {
-            assert!(matches!(decode(malformed), (Some(Decoded::Malformed), None)), "{malformed:?}");
+            assert!(matches!(decode(malformed), (Some(Err(DecodeError::Malformed)), None)), "{malformed:?}");
         }
-        assert!(matches!(decode(&[VERSION + 1, 1, 2]), (Some(Decoded::Unknown), None)));
+        assert!(matches!(decode(&[VERSION + 1, 1, 2]), (Some(Err(DecodeError::Unknown)), None)));
     }
 
     fn key(number: u32) -> Key {

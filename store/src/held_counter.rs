@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc};
 
 use tollgate_counter::{
     algorithm::{Counter, Decision, Limit, Operation},
-    packed_counter::{Decoded, Now, PackedCounter, put_tagged, tagged},
+    packed_counter::{DecodeError, Now, PackedCounter, put_tagged, tagged},
     time::Timestamp,
 };
 
@@ -18,14 +18,14 @@ mod draft;
 mod interpreter;
 
 pub(crate) use draft::reserve_stored;
-pub use draft::{Exhausted, Reserve, reserve};
+pub use draft::{Reserve, reserve};
 
 /// A counter, if it is not idle, and its side data.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HeldCounter {
-    packed: Option<PackedCounter>,
+    pub(super) packed: Option<PackedCounter>,
     // Invariant: not empty.
-    side_data: Option<Box<SideData>>,
+    pub(super) side_data: Option<Box<SideData>>,
 }
 
 /// The room for more side data.
@@ -49,7 +49,8 @@ impl Room {
 
     /// Whether `more` holds of a counter have room, which take so many bytes and have this id.
     fn has(self, holds: Option<&Holds>, id: &HoldId, more: usize, bytes: usize) -> bool {
-        let request_ids = if id.is_of_request() { holds.map_or(0, Holds::request_ids) + more } else { 0 };
+        let request_ids =
+            if id.is_of_request() { holds.map_or(0, |holds| holds.request_ids) + more } else { 0 };
         let is_in_bounds =
             holds.map_or(0, Holds::weighing) + more <= HOLDS_MAX && request_ids <= self.request_ids;
         more == 0 || (is_in_bounds && bytes <= self.bytes)
@@ -57,16 +58,6 @@ impl Room {
 }
 
 impl HeldCounter {
-    /// A counter and its side data.
-    pub(super) fn new(packed: Option<PackedCounter>, side_data: Option<Box<SideData>>) -> Self {
-        Self { packed, side_data }
-    }
-
-    /// The counter and its side data.
-    pub(super) fn into_parts(self) -> (Option<PackedCounter>, Option<Box<SideData>>) {
-        (self.packed, self.side_data)
-    }
-
     /// The holds.
     pub(super) fn holds(&self) -> Option<&Holds> {
         self.side_data.as_ref()?.holds.as_deref()
@@ -108,10 +99,6 @@ impl HeldCounter {
             side_data.reset();
         }
         self.side_data.take_if(|side_data| side_data.is_empty());
-    }
-
-    fn holds_mut(&mut self) -> Option<&mut Holds> {
-        self.side_data.as_mut()?.holds.as_deref_mut()
     }
 
     /// Takes the holds until [`HeldCounter::put_holds`].
@@ -320,26 +307,21 @@ impl HeldCounter {
 /// For a store that keeps both as one value.
 impl HeldCounter {
     /// Decodes what [`HeldCounter::write`] has written.
-    pub fn read(mut bytes: &[u8]) -> Decoded<Self> {
+    pub fn read(mut bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut counter = Self::default();
         let mut side_data = SideData::default();
         while !bytes.is_empty() {
-            let Some((tag, fields, rest)) = tagged(bytes) else { return Decoded::Malformed };
+            let (tag, fields, rest) = tagged(bytes).ok_or(DecodeError::Malformed)?;
             bytes = rest;
             // Ages since the epoch are absolute instants.
             let clock = Timestamp::EPOCH.into();
-            let decoded = match tag {
-                SIDE_DATA_MIN.. => side_data.read(tag, fields, clock),
-                _ => PackedCounter::read(tag, fields, clock).map(|packed| counter.packed = Some(packed)),
-            };
-            match decoded {
-                Decoded::Known(()) => {}
-                Decoded::Unknown => return Decoded::Unknown,
-                Decoded::Malformed => return Decoded::Malformed,
+            match tag {
+                SIDE_DATA_MIN.. => side_data.read(tag, fields, clock)?,
+                _ => counter.packed = Some(PackedCounter::read(tag, fields, clock)?),
             }
         }
         counter.side_data = side_data.boxed();
-        Decoded::Known(counter)
+        Ok(counter)
     }
 
     /// Encodes the counter and its side data. Nothing if there is neither.
@@ -358,7 +340,8 @@ impl HeldCounter {
 
     /// How many ids of ended holds were forgotten because there were too many, since the last call.
     pub fn take_ids_forgotten(&mut self) -> usize {
-        self.holds_mut().map_or(0, Holds::take_forgotten_early)
+        let holds = self.side_data.as_mut().and_then(|side_data| side_data.holds.as_mut());
+        holds.map_or(0, |holds| holds.take_forgotten_early())
     }
 
     /// Whether there is neither a counter nor side data.

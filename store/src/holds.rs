@@ -69,7 +69,7 @@ pub(super) struct Holds {
     id_bytes: usize,
     // The ended holds with ids of requests. They are not forgotten early.
     #[serde(skip)]
-    request_ids: usize,
+    pub(super) request_ids: usize,
     #[serde(skip)]
     changes: HoldChanges,
     // Ended holds that were forgotten because there were too many.
@@ -129,11 +129,6 @@ impl Holds {
     /// The number of holds that still weigh something.
     pub(super) fn weighing(&self) -> usize {
         self.each.len()
-    }
-
-    /// The number of ids of requests that are retained and do not weigh.
-    pub(super) fn request_ids(&self) -> usize {
-        self.request_ids
     }
 
     /// The instant from which none is retained.

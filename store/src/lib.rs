@@ -21,11 +21,11 @@ mod table;
 pub use budget::{BYTES_MIN, MemoryReservation};
 pub use check::{Check, CheckRole, LimitOrigin, OnFull, OnRefusal, Refusal, refuses};
 pub use decisions::{Checks, CounterOutcomes, Decisions, SingleDecision};
-pub use held_counter::{Exhausted, HeldCounter, Reserve, Room, reserve};
+pub use held_counter::{HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
 pub use memory::{
-    CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, Replacement, ReserveError,
-    SWEEP_PARTS, SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
+    CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, ReserveError, SWEEP_PARTS,
+    SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
 };
 pub use operation::{
     CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, OperationProperties, UnknownId,

@@ -14,6 +14,7 @@ use crate::{
     SlotData, SlotOwnLimits,
     held_counter::{HeldCounter, Room},
     operation::{CounterOperation, OperationOutcome, decide_set},
+    side_data::SideDataSize,
 };
 
 mod admin;
@@ -28,7 +29,7 @@ mod tables;
 #[cfg(any(test, feature = "testing"))]
 mod testing;
 
-pub use admin::{CounterState, DryRun, Replacement};
+pub use admin::{CounterState, DryRun};
 pub use grants::{CounterView, Grants, Turn};
 pub use holds::ReserveError;
 pub use holds::each_hold_id;
@@ -149,12 +150,12 @@ impl Memory {
 
     /// The slot of a key.
     pub fn slot(&self, key: Key) -> Slot {
-        self.tables.slot(key)
+        Slot::for_key(key, self.slots())
     }
 
     /// All slots, owned or not.
     pub fn each_slot(&self) -> impl Iterator<Item = Slot> + use<> {
-        self.tables.each_slot()
+        (0..self.slots()).map(Slot::at)
     }
 
     /// Current statistics.
@@ -208,7 +209,10 @@ impl Memory {
             }
         }
         for (key, side_data) in side_data {
-            self.tables.restore_side_data(key, side_data);
+            if side_data.size().bytes <= self.tables.room().bytes {
+                let mut table = self.tables.lock(self.slot(key));
+                table.put_side_data(key, Some(side_data), SideDataSize::default(), &self.tables.resources);
+            }
         }
     }
 
@@ -394,7 +398,7 @@ impl Memory {
 
     /// Adopts the lead of counters from a replica whose clock gave one up.
     fn adopt_lead(&self, data: &SlotData, now: Timestamp) {
-        if let Some(lead) = data.lead().filter(|lead| now < lead.until) {
+        if let Some(lead) = data.lead.filter(|lead| now < lead.until) {
             self.restrictions.add_lead(lead);
         }
     }

@@ -145,7 +145,7 @@ impl SideData {
 
     /// What a copy has of it: what stays in this process is left out.
     pub(crate) fn copy(&self) -> Self {
-        Self { holds: self.holds.clone(), ..self.copy_of_small_kinds() }
+        self.copy_with(self.holds.clone())
     }
 
     /// Drops what stays in this process.
@@ -158,25 +158,24 @@ impl SideData {
     /// A copy of everything for a backup. The next copy of changes has what changes from now on.
     pub(crate) fn copy_all(&mut self) -> Self {
         let holds = self.holds.as_mut().map(|holds| Box::new(holds.copy_all()));
-        Self { holds, ..self.copy_of_small_kinds() }
+        self.copy_with(holds)
     }
 
     /// A copy of what has changed since the last copy, for a backup that has it.
     pub(crate) fn copy_changes(&mut self, counter: CounterCopy<'_>) -> Self {
         let holds = self.holds.as_mut().map(|holds| Box::new(holds.copy_changes(counter)));
-        Self { holds, ..self.copy_of_small_kinds() }
+        self.copy_with(holds)
     }
 
-    /// A copy of the kinds that each copy of changes has as a whole.
-    fn copy_of_small_kinds(&self) -> Self {
+    /// A copy with these holds, and with the kinds that each copy of changes has as a whole.
+    fn copy_with(&self, holds: Option<Box<Holds>>) -> Self {
         let Self { holds: _, pending, leased: _, grant: _, own, unknown } = self;
         Self {
-            holds: None,
+            holds,
             pending: pending.clone(),
-            leased: 0,
-            grant: None,
             own: own.clone(),
             unknown: unknown.clone(),
+            ..Self::default()
         }
     }
 

@@ -16,13 +16,13 @@ use crate::{Slot, SlotData, SlotDecodeError, operation::charge_used};
 #[derive(Debug)]
 pub struct SlotSnapshot {
     // What is not in `counters`.
-    rest: StoredSlot,
+    pub(super) rest: StoredSlot,
     // With the lower halves of their keys. A list and not a map, because a caller may wait for the lock meanwhile.
-    counters: Vec<(u64, PackedCounter)>,
+    pub(super) counters: Vec<(u64, PackedCounter)>,
     // What is granted of the counters, with their limits.
-    granted: Vec<(Key, Limit, Granted)>,
+    pub(super) granted: Vec<(Key, Limit, Granted)>,
     // The number of all slots.
-    slots: usize,
+    pub(super) slots: usize,
 }
 
 /// An encoded copy of one slot.
@@ -37,15 +37,6 @@ impl EncodedSlot {
 }
 
 impl SlotSnapshot {
-    pub(super) fn new(
-        rest: StoredSlot,
-        counters: Vec<(u64, PackedCounter)>,
-        granted: Vec<(Key, Limit, Granted)>,
-        slots: usize,
-    ) -> Self {
-        Self { rest, counters, granted, slots }
-    }
-
     /// Charges hits that are granted, because nothing is known about its use after a restart.
     fn charge_granted(&mut self, now: Timestamp) {
         let granted = std::mem::take(&mut self.granted);
@@ -86,7 +77,7 @@ impl SlotSnapshot {
 
 impl From<StoredSlot> for SlotSnapshot {
     fn from(stored: StoredSlot) -> Self {
-        Self::new(stored, Vec::new(), Vec::new(), 0)
+        Self { rest: stored, counters: Vec::new(), granted: Vec::new(), slots: 0 }
     }
 }
 

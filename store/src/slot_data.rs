@@ -42,7 +42,7 @@ pub struct SlotData {
     removed: HashSet<Key, BuildHasherDefault<KeyHasher>>,
     pub(super) side_data: ByKey<Box<SideData>>,
     // The lead of the sender's clock: some instants may be ahead of it.
-    lead: Option<Lead>,
+    pub(super) lead: Option<Lead>,
     reservation: MemoryReservation,
 }
 
@@ -145,11 +145,6 @@ impl SlotData {
     /// The data with the current lead of the store.
     pub(super) fn with_lead(self, lead: Option<Lead>) -> Self {
         Self { lead, ..self }
-    }
-
-    /// The lead because of which some instants may be ahead.
-    pub(super) fn lead(&self) -> Option<Lead> {
-        self.lead
     }
 
     /// Applies changes: a counter in `changes` replaces the counter here with its side data, a removed one is removed. A
@@ -314,7 +309,7 @@ impl SlotData {
     /// The counter of `key` with its holds.
     fn held_counter(&self, key: Key) -> HeldCounter {
         let side_data = self.holds(key).map(|holds| Box::new(SideData::from_holds(Box::new(holds.clone()))));
-        HeldCounter::new(self.counters.get(&key).cloned(), side_data)
+        HeldCounter { packed: self.counters.get(&key).cloned(), side_data }
     }
 
     /// The data without idle counters. In a partial copy they become removed keys.

@@ -55,13 +55,13 @@ const DOORS: [(&str, &str); 13] = [
     (
         "store",
         "BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterOperation CounterOutcomes CounterState \
-          CounterView Decisions DryRun EncodedSlot Epoch Exhausted Expired Grants \
+          CounterView Decisions DryRun EncodedSlot Epoch Expired Grants \
           HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
           HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds IdMemory KeyHash KeyHasher Lead Leases \
           LimitOrigin LimitPart Memory MemoryReservation NotLocal OnExpiry OnFull OnRefusal OpenHold OpenHolds \
           OWN_LIMIT_TAG OWN_RECORD_MAX OperationOutcome OperationProperties OwnLimitChange OwnLimitOutcome OwnLimitPage \
           OwnLimitPosition \
-          OwnLimitRefusal OwnLimitState OwnTerms Refusal Replacement Reserve ReserveError \
+          OwnLimitRefusal OwnLimitState OwnTerms Refusal Reserve ReserveError \
           Room SLOTS SUBSCRIBERS_LISTED_MAX SWEEP_PARTS SWEEP_ROUND SettleOutcome Settled SingleDecision \
           Slot SlotChanges SlotData SlotDecodeError SlotOwnLimits SlotSnapshot SlotSource StoreStats StoredSlot \
           SubscriberId SubscriberState Subscribers Turn UnknownId UsedHits decide_set divider each_hold_id \

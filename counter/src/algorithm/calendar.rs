@@ -16,7 +16,8 @@ use crate::time::{SECOND, Timestamp};
 pub struct Calendar {
     unit: CalendarUnit,
     zone: TimeZone,
-    code: u64,
+    /// A number that stands for the unit and the zone, the same on all replicas.
+    pub(crate) code: u64,
 }
 
 /// How long a window of a calendar is.
@@ -81,11 +82,6 @@ impl Calendar {
     pub fn zone(&self) -> &str {
         // Time zones are looked up by name, so there is always a name.
         self.zone.iana_name().unwrap_or_default()
-    }
-
-    /// A number that stands for the unit and the zone, the same on all replicas.
-    pub(crate) fn code(&self) -> u64 {
-        self.code
     }
 
     /// An upper bound of the length of one window, less than that of two, in nanoseconds.

@@ -41,8 +41,6 @@ impl Algorithm for Concurrency {
     type Counter = LogCounter;
     type Receipt = LogEntry;
     const ADMISSION: Admission = Admission::InFlight;
-    // A place that is taken on one replica may be freed on another.
-    const LEASABLE: bool = false;
 
     fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogEntry> {
         let log = self.log();

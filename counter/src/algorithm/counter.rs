@@ -1,7 +1,5 @@
 //! `Counter` and `Receipt`: enums of the counters and receipts of all algorithms.
 
-use std::convert::Infallible;
-
 use serde::{Deserialize, Serialize};
 
 use crate::algorithm::{
@@ -49,13 +47,6 @@ pub enum Receipt {
     Step(StepReceipt),
 }
 
-/// The receipt of a check that keeps none.
-impl From<Infallible> for Receipt {
-    fn from(none: Infallible) -> Self {
-        match none {}
-    }
-}
-
 /// A counter of some kind: a limit replaces it by one of its own kind.
 impl Default for Counter {
     fn default() -> Self {
@@ -70,25 +61,6 @@ impl From<PenalizedCounter> for Counter {
 }
 
 impl Counter {
-    /// The counter with its record, if it has one.
-    fn penalized(&self) -> Option<&PenalizedCounter> {
-        if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
-    }
-
-    /// The counter with its record, for changes, if it has one.
-    fn penalized_mut(&mut self) -> Option<&mut PenalizedCounter> {
-        if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
-    }
-
-    /// The counter that has a record here.
-    fn inner(&self) -> Option<&Self> {
-        self.penalized().map(|penalized| &penalized.counter)
-    }
-
-    fn inner_mut(&mut self) -> Option<&mut Self> {
-        self.penalized_mut().map(|penalized| &mut penalized.counter)
-    }
-
     /// The bytes on the heap.
     pub fn heap_bytes(&self) -> usize {
         match self {
@@ -112,25 +84,30 @@ impl Counter {
 impl Counter {
     /// The record of its refusals.
     pub(crate) fn record(&self) -> Option<&PenaltyRecord> {
-        self.penalized().map(|penalized| &penalized.record)
+        if let Self::Penalized(penalized) = self { Some(&penalized.record) } else { None }
     }
 
     /// The counter without the record of its refusals.
     pub(crate) fn plain(&self) -> &Self {
-        self.penalized().map_or(self, |penalized| &penalized.counter)
+        if let Self::Penalized(penalized) = self { &penalized.counter } else { self }
+    }
+
+    fn plain_mut(&mut self) -> &mut Self {
+        if let Self::Penalized(penalized) = self { &mut penalized.counter } else { self }
     }
 
     /// Replaces the record of its refusals.
     pub(super) fn set_record(&mut self, record: Option<PenaltyRecord>) {
-        match (self.penalized_mut(), record) {
-            (Some(penalized), Some(record)) => penalized.record = record,
-            (Some(penalized), None) => *self = std::mem::take(&mut penalized.counter),
-            (None, Some(record)) => {
-                let counter = std::mem::take(self);
-                *self = Self::Penalized(Box::new(PenalizedCounter { counter, record }));
-            }
-            (None, None) => {}
+        // In place, because a refusal replaces the record of the one before.
+        if let (Self::Penalized(penalized), Some(record)) = (&mut *self, record) {
+            penalized.record = record;
+            return;
         }
+        let counter = std::mem::take(self.plain_mut());
+        *self = match record {
+            Some(record) => PenalizedCounter { counter, record }.into(),
+            None => counter,
+        };
     }
 
     /// Ends a row of refusals: a charge has passed. The row is forgotten when another one passes.
@@ -152,12 +129,12 @@ impl Counter {
 
 impl Receipt {
     /// A receipt is in no other one.
-    fn inner(&self) -> Option<&Self> {
-        None
+    fn plain(&self) -> &Self {
+        self
     }
 
-    fn inner_mut(&mut self) -> Option<&mut Self> {
-        None
+    fn plain_mut(&mut self) -> &mut Self {
+        self
     }
 }
 
@@ -172,12 +149,6 @@ pub(crate) fn own<C: Variant<Counter> + Default>(counter: &mut Counter) -> &mut 
 
 /// One variant of the enum `E`. A counter with a record has the variant of the counter without it.
 pub trait Variant<E>: Sized + Into<E> {
-    /// The value as one of the enum.
-    #[inline(always)]
-    fn into_enum(self) -> E {
-        self.into()
-    }
-
     /// The value, if it is of this variant.
     fn from_enum(value: &E) -> Option<&Self>;
     /// The value for changes, if it is of this variant.
@@ -195,17 +166,11 @@ macro_rules! variants {
 
         impl Variant<$enum> for $type {
             fn from_enum(value: &$enum) -> Option<&Self> {
-                match value {
-                    $enum::$variant(value) => Some(value),
-                    other => other.inner().and_then(<Self as Variant<$enum>>::from_enum),
-                }
+                if let $enum::$variant(value) = value.plain() { Some(value) } else { None }
             }
 
             fn from_enum_mut(value: &mut $enum) -> Option<&mut Self> {
-                match value {
-                    $enum::$variant(value) => Some(value),
-                    other => other.inner_mut().and_then(<Self as Variant<$enum>>::from_enum_mut),
-                }
+                if let $enum::$variant(value) = value.plain_mut() { Some(value) } else { None }
             }
         }
     )*

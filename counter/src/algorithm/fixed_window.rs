@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Window,
-        WindowCounter, WindowReceipt,
+        Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Window, WindowCounter,
+        WindowReceipt,
     },
     time::Timestamp,
 };
@@ -30,39 +30,29 @@ pub type Classic = FixedWindow<Counted>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counted;
 
-/// What happens to a charge that is larger than what is left of a window.
-pub trait WindowExcess: Copy {
+/// What happens to a charge that is larger than what is left of a window. A classic window keeps its own.
+pub trait WindowExcess: Copy + Into<Excess> + From<Excess> {
     /// Whether the window is a classic one.
     const IS_CLASSIC: bool;
-
-    /// What happens.
-    fn excess(self) -> Excess;
-
-    /// What `change` makes of it; a classic window keeps its own.
-    fn changed(self, change: impl Fn(Excess) -> Excess) -> Self;
 }
 
 impl WindowExcess for Excess {
     const IS_CLASSIC: bool = false;
-
-    fn excess(self) -> Excess {
-        self
-    }
-
-    fn changed(self, change: impl Fn(Excess) -> Excess) -> Self {
-        change(self)
-    }
 }
 
 impl WindowExcess for Counted {
     const IS_CLASSIC: bool = true;
+}
 
-    fn excess(self) -> Excess {
-        Excess::Count
+impl From<Counted> for Excess {
+    fn from(Counted: Counted) -> Self {
+        Self::Count
     }
+}
 
-    fn changed(self, _: impl Fn(Excess) -> Excess) -> Self {
-        self
+impl From<Excess> for Counted {
+    fn from(_: Excess) -> Self {
+        Self
     }
 }
 
@@ -76,7 +66,7 @@ impl Classic {
 impl<E: WindowExcess> FixedWindow<E> {
     /// The part of `count` that still counts `windows` windows later: a debt, less what each window has paid.
     fn carry_over(&self, count: u64, windows: u64) -> u64 {
-        match self.excess.excess() {
+        match self.excess() {
             Excess::Refuse | Excess::Count => 0,
             Excess::Overdraft(_) => count.saturating_sub(self.limit.saturating_mul(windows)),
         }
@@ -100,7 +90,7 @@ impl<E: WindowExcess> FixedWindow<E> {
 
     /// The number of windows until `hits` would pass; `None` if they never pass.
     fn windows_until(&self, hits: u64, count: u64) -> Option<u64> {
-        match self.excess.excess() {
+        match self.excess() {
             Excess::Refuse | Excess::Count => (hits <= self.limit).then_some(1),
             Excess::Overdraft(_) => count.checked_div(self.limit),
         }
@@ -110,7 +100,7 @@ impl<E: WindowExcess> FixedWindow<E> {
     fn charge(&self, counter: &mut WindowCounter, hits: u64) -> (bool, Option<WindowReceipt>) {
         let left = self.limit.saturating_sub(counter.count);
         let is_beyond = E::IS_CLASSIC && counter.count > self.limit;
-        let (fits, counted) = self.excess.excess().admitted(hits, left);
+        let (fits, counted) = self.excess().admitted(hits, left);
         counter.count = counter.count.saturating_add(counted);
         let receipt = WindowReceipt { end: counter.end, hits };
         (fits && !is_beyond, (hits <= left && !is_beyond).then_some(receipt))
@@ -120,8 +110,6 @@ impl<E: WindowExcess> FixedWindow<E> {
 impl<E: WindowExcess> Algorithm for FixedWindow<E> {
     type Counter = WindowCounter;
     type Receipt = WindowReceipt;
-    const ADMISSION: Admission = Admission::AtOnce;
-    const LEASABLE: bool = true;
 
     // `inline(always)`: part of every decision.
     #[inline(always)]
@@ -144,7 +132,7 @@ impl<E: WindowExcess> Algorithm for FixedWindow<E> {
                 (0, true, None)
             }
         };
-        if operation.changes(passes, || self.excess.excess()) {
+        if operation.changes(passes, || self.excess()) {
             *counter = advanced;
         }
         let remaining = self.limit.saturating_sub(advanced.count);
@@ -165,7 +153,7 @@ impl<E: WindowExcess> Algorithm for FixedWindow<E> {
         if counter.count == 0 {
             return self.window.start(counter.end.minus(1));
         }
-        let windows = match (self.excess.excess(), self.limit) {
+        let windows = match (self.excess(), self.limit) {
             // With a limit of 0 the debt is never paid, and evicting the counter admits nothing.
             (Excess::Refuse | Excess::Count, _) | (Excess::Overdraft(_), 0) => 1,
             (Excess::Overdraft(_), limit) => counter.count.div_ceil(limit),
@@ -208,8 +196,10 @@ impl<E: WindowExcess> Algorithm for FixedWindow<E> {
         self.limit
     }
 
+    // `inline(always)`: part of every decision.
+    #[inline(always)]
     fn excess(&self) -> Excess {
-        self.excess.excess()
+        self.excess.into()
     }
 
     fn window(&self) -> Option<&Window> {
@@ -221,6 +211,6 @@ impl<E: WindowExcess> Algorithm for FixedWindow<E> {
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {
-        (self.limit, self.excess) = (number(self.limit), self.excess.changed(excess));
+        (self.limit, self.excess) = (number(self.limit), excess(self.excess()).into());
     }
 }

@@ -10,7 +10,7 @@ use std::{num::NonZeroU64, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::HeldCharge, time::Timestamp};
+use crate::time::Timestamp;
 
 /// A number of hits in a number of nanoseconds, evenly spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -116,7 +116,8 @@ pub struct DebtCounter {
 pub struct DebtReceipt {
     at: Timestamp,
     hits: u64,
-    after: DebtCounter,
+    /// The counter after the charge.
+    pub(super) after: DebtCounter,
 }
 
 impl DebtCounter {
@@ -146,11 +147,6 @@ impl DebtCounter {
         DebtReceipt { at: now, hits, after: *self }
     }
 
-    /// Whether the counter is unchanged since that charge.
-    pub(crate) fn is_unchanged_since(&self, receipt: DebtReceipt) -> bool {
-        *self == receipt.after
-    }
-
     /// Takes back the part of a charge that cannot have been paid since. Whatever else was charged or taken back
     /// meanwhile, this is at most what that charge still weighs.
     pub(crate) fn undo(&mut self, rate: Rate, receipt: DebtReceipt, now: Timestamp) {
@@ -172,34 +168,49 @@ impl DebtCounter {
     }
 }
 
-/// What the algorithms have in common that keep a debt at a rate: see [`Algorithm`](crate::algorithm::Algorithm).
-impl Rate {
-    pub(super) fn idle_at(self, counter: &DebtCounter) -> Timestamp {
-        counter.paid_at.plus(u64::from(counter.rest > 0))
-    }
+/// What algorithms have in common that keep a debt at their `rate`: types and methods of
+/// [`Algorithm`](crate::algorithm::Algorithm).
+macro_rules! debt_at_rate {
+    () => {
+        type Counter = DebtCounter;
+        type Receipt = DebtReceipt;
 
-    pub(super) fn since(self, counter: &DebtCounter, base: &DebtCounter, now: Timestamp) -> DebtCounter {
-        let mut since = *counter;
-        since.forgive(self, now, base.debt(self, now));
-        since
-    }
+        fn idle_at(&self, counter: &DebtCounter) -> Timestamp {
+            counter.paid_at.plus(u64::from(counter.rest > 0))
+        }
 
-    pub(super) fn absorb(self, counter: &mut DebtCounter, other: &DebtCounter, now: Timestamp) {
-        let debt = counter.debt(self, now).saturating_add(other.debt(self, now));
-        counter.owe(self, now, debt);
-    }
+        fn since(&self, counter: &DebtCounter, base: &DebtCounter, now: Timestamp) -> DebtCounter {
+            let mut since = *counter;
+            since.forgive(self.rate, now, base.debt(self.rate, now));
+            since
+        }
 
-    pub(super) fn lighten(self, counter: &mut DebtCounter, _: &HeldCharge, units: u128, now: Timestamp) {
-        counter.forgive(self, now, units);
-    }
+        fn absorb(&self, counter: &mut DebtCounter, other: &DebtCounter, now: Timestamp) {
+            let debt = counter.debt(self.rate, now).saturating_add(other.debt(self.rate, now));
+            counter.owe(self.rate, now, debt);
+        }
 
-    pub(super) fn units(self, hits: u64) -> u128 {
-        self.cost(hits)
-    }
+        fn lighten(&self, counter: &mut DebtCounter, _: &HeldCharge, units: u128, now: Timestamp) {
+            counter.forgive(self.rate, now, units);
+        }
 
-    // A debt from meanwhile is owed after these hits instead of before them, which takes as long.
-    pub(super) fn charge_at(self, counter: &mut DebtCounter, hits: u64, at: Timestamp, _now: Timestamp) {
-        let debt = counter.debt(self, at).saturating_add(self.cost(hits));
-        counter.owe(self, at, debt);
-    }
+        fn units(&self, hits: u64) -> u128 {
+            self.rate.cost(hits)
+        }
+
+        fn converted(&self, units: u128, before: &Self) -> u128 {
+            self.rate.converted(units, before.rate)
+        }
+
+        // A debt from meanwhile is owed after these hits instead of before them, which takes as long.
+        fn charge_at(&self, counter: &mut DebtCounter, hits: u64, at: Timestamp, _now: Timestamp) {
+            let debt = counter.debt(self.rate, at).saturating_add(self.rate.cost(hits));
+            counter.owe(self.rate, at, debt);
+        }
+
+        fn period(&self) -> Option<u64> {
+            Some(self.rate.nanos())
+        }
+    };
 }
+pub(super) use debt_at_rate;

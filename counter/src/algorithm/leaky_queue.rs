@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     algorithm::{
         Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge,
-        Operation, Rate, Verdict, forward,
+        Operation, Rate, Verdict, gcra::debt_at_rate,
     },
     time::Timestamp,
 };
@@ -31,10 +31,6 @@ pub struct LeakyQueue {
 }
 
 impl LeakyQueue {
-    fn rate(&self) -> Rate {
-        self.rate
-    }
-
     /// The largest debt, in units, at which `hits` are admitted; `None` if they never are.
     fn room(&self, hits: u64) -> Option<u128> {
         let places = self.rate.cost(self.burst?).saturating_add(self.rate.cost(1));
@@ -60,10 +56,9 @@ impl LeakyQueue {
 }
 
 impl Algorithm for LeakyQueue {
-    type Counter = DebtCounter;
-    type Receipt = DebtReceipt;
+    debt_at_rate!();
+
     const ADMISSION: Admission = Admission::Delayed;
-    const LEASABLE: bool = false;
 
     fn decide(
         &self,
@@ -108,19 +103,9 @@ impl Algorithm for LeakyQueue {
 
     fn undo(&self, counter: &mut DebtCounter, receipt: DebtReceipt, now: Timestamp) {
         // Later hits were admitted with their delays, so only the last place can be given back.
-        if counter.is_unchanged_since(receipt) {
+        if *counter == receipt.after {
             counter.undo(self.rate, receipt, now);
         }
-    }
-
-    forward! {
-        rate:
-        fn idle_at(counter: &DebtCounter) -> Timestamp;
-        fn since(counter: &DebtCounter, base: &DebtCounter, now: Timestamp) -> DebtCounter;
-        fn absorb(counter: &mut DebtCounter, other: &DebtCounter, now: Timestamp);
-        fn lighten(counter: &mut DebtCounter, held: &HeldCharge, units: u128, now: Timestamp);
-        fn units(hits: u64) -> u128;
-        fn charge_at(counter: &mut DebtCounter, hits: u64, at: Timestamp, now: Timestamp);
     }
 
     fn clamp_ahead(&self, counter: &mut DebtCounter, at: Timestamp, now: Timestamp) {
@@ -136,10 +121,6 @@ impl Algorithm for LeakyQueue {
         if position == ChargePosition::Instant(counter.paid_at) { counter.debt(self.rate, now) } else { 0 }
     }
 
-    fn converted(&self, units: u128, before: &Self) -> u128 {
-        self.rate.converted(units, before.rate)
-    }
-
     fn allowance(&self) -> u64 {
         self.burst.map_or(0, |burst| burst.saturating_add(1))
     }
@@ -151,14 +132,6 @@ impl Algorithm for LeakyQueue {
     // Without a burst nothing passes, whatever the rate is.
     fn hits_per_period(&self) -> u64 {
         self.burst.map_or(0, |_| self.rate.hits())
-    }
-
-    fn period(&self) -> Option<u64> {
-        Some(self.rate.nanos())
-    }
-
-    fn set_timeout(&mut self, timeout: Duration) {
-        self.timeout = Some(timeout);
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, _: impl Fn(Excess) -> Excess) {

@@ -1,7 +1,7 @@
 //! `Limit`: an enum of all algorithms. It selects the counter kind and dispatches each call. The names of algorithms, and
 //! the limits that replace those of rules.
 
-use std::{borrow::Cow, convert::Infallible, num::NonZeroU64, time::Duration};
+use std::{borrow::Cow, num::NonZeroU64, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
@@ -18,41 +18,9 @@ use crate::{
 mod held;
 mod penalized;
 
-/// Makes [`Limit`] of its algorithms: those before `Penalized`, and those that were added after it.
-macro_rules! limits {
-    ($($(#[$doc:meta])* $variant:ident($algorithm:ty),)*; $($(#[$added_doc:meta])* $added:ident($added_algorithm:ty),)*) => {
-        /// An active limit: an algorithm with its parameters. Replicas number the variants by their order.
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-        pub enum Limit {
-            $($(#[$doc])* $variant($algorithm),)*
-            /// A limit of another variant with a `penalty`.
-            Penalized(Penalized),
-            $($(#[$added_doc])* $added($added_algorithm),)*
-        }
-
-        /// A limit without a penalty, encoded like [`Limit`]. A penalty of a penalty would be read without a bound on
-        /// its depth.
-        #[derive(Deserialize)]
-        enum PlainLimit {
-            $($variant($algorithm),)*
-            #[serde(deserialize_with = "never")]
-            Penalized(Infallible),
-            $($added($added_algorithm),)*
-        }
-
-        impl From<PlainLimit> for Limit {
-            fn from(limit: PlainLimit) -> Self {
-                match limit {
-                    $(PlainLimit::$variant(limit) => Self::$variant(limit),)*
-                    PlainLimit::Penalized(none) => match none {},
-                    $(PlainLimit::$added(limit) => Self::$added(limit),)*
-                }
-            }
-        }
-    };
-}
-
-limits! {
+/// An active limit: an algorithm with its parameters. Replicas number the variants by their order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Limit {
     /// What envoyproxy/ratelimit does.
     Classic(Classic),
     /// `fixed_window`
@@ -71,12 +39,31 @@ limits! {
     LeakyQueue(LeakyQueue),
     /// `concurrency`
     Concurrency(Concurrency),
-    ;
-    // Append others here.
+    /// A limit of another variant with a `penalty`.
+    Penalized(Penalized),
+    // Append others here, and in `PlainLimit`.
+}
+
+/// The codec of a limit without a penalty, which is that of any [`Limit`]. A penalty of a penalty would be read without a
+/// bound on its depth.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Limit")]
+enum PlainLimit {
+    Classic(Classic),
+    FixedWindow(FixedWindow),
+    SlidingWindow(SlidingWindow),
+    SlidingLog(SlidingLog),
+    TokenBucket(TokenBucket),
+    SteppedBucket(SteppedBucket),
+    LeakyBucket(TokenBucket),
+    LeakyQueue(LeakyQueue),
+    Concurrency(Concurrency),
+    #[serde(deserialize_with = "never")]
+    Penalized(Penalized),
 }
 
 /// Refuses the penalty of a limit with a penalty.
-fn never<'de, D: Deserializer<'de>>(_: D) -> Result<Infallible, D::Error> {
+fn never<'de, D: Deserializer<'de>>(_: D) -> Result<Penalized, D::Error> {
     Err(D::Error::custom("a penalty of a penalty"))
 }
 
@@ -91,10 +78,16 @@ fn closed_if_still(bucket: TokenBucket) -> TokenBucket {
 
 /// A limit with a penalty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "(PlainLimit, Penalty)")]
 pub struct Penalized {
-    // Invariant: the limit has no penalty itself.
-    both: Box<(Limit, Penalty)>,
+    both: Box<LimitAndPenalty>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct LimitAndPenalty {
+    // Invariant: it has no penalty itself.
+    #[serde(with = "PlainLimit")]
+    limit: Limit,
+    penalty: Penalty,
 }
 
 /// The expression for the algorithm of a limit, with its own type.
@@ -194,6 +187,14 @@ impl Limit {
         }
     }
 
+    /// This limit without a penalty, with the penalty of `self`.
+    fn with_plain(&self, plain: Self) -> Self {
+        match self.penalized() {
+            Some(penalized) => Self::Penalized(Penalized::new(plain, *penalized.penalty())),
+            None => plain,
+        }
+    }
+
     /// The limit with its penalty, if it has one.
     pub fn penalized(&self) -> Option<&Penalized> {
         if let Self::Penalized(penalized) = self { Some(penalized) } else { None }
@@ -255,16 +256,6 @@ impl Limit {
         each_algorithm!(self, limit => limit.period())
     }
 
-    /// See [`Algorithm::passing_debt_max`].
-    pub(super) fn passing_debt_max(&self) -> u64 {
-        each_algorithm!(self, limit => limit.passing_debt_max())
-    }
-
-    /// See [`Algorithm::set_timeout`].
-    pub(super) fn set_timeout(&mut self, timeout: Duration) {
-        each_algorithm!(self, limit => limit.set_timeout(timeout));
-    }
-
     /// See [`Algorithm::change`].
     pub(super) fn change(&mut self, number: &dyn Fn(u64) -> u64, excess: &dyn Fn(Excess) -> Excess) {
         each_algorithm!(self, limit => limit.change(number, excess));
@@ -273,11 +264,16 @@ impl Limit {
     /// Whether a part of what is left may be leased to another replica. This requires that a refused hit leaves no
     /// trace, except in a classic limit, and that no hit waits.
     pub fn is_leasable(&self) -> bool {
-        fn is_leasable<A: Algorithm>(_: &A) -> bool {
-            A::LEASABLE
+        match self {
+            Self::Classic(_) => true,
+            Self::FixedWindow(_) | Self::SlidingWindow(_) => self.excess() == Excess::Refuse,
+            Self::TokenBucket(_) | Self::SteppedBucket(_) | Self::LeakyBucket(_) => {
+                self.excess() == Excess::Refuse
+            }
+            // A borrower would not know of refusals elsewhere, and a place that is taken on one replica may be freed on
+            // another.
+            Self::SlidingLog(_) | Self::LeakyQueue(_) | Self::Penalized(_) | Self::Concurrency(_) => false,
         }
-        let traceless = self.is_classic() || self.excess() == Excess::Refuse;
-        traceless && each_algorithm!(self, limit => is_leasable(limit))
     }
 
     /// How it lets hits pass.
@@ -293,29 +289,21 @@ impl Limit {
 
     /// The limit for a caller with this timeout. Only delays depend on it.
     pub fn within(&self, timeout: Option<Duration>) -> Cow<'_, Self> {
-        match timeout {
-            Some(timeout) if self.admission() == Admission::Delayed => {
-                let mut within = self.clone();
-                within.set_timeout(timeout);
-                Cow::Owned(within)
-            }
-            Some(_) | None => Cow::Borrowed(self),
+        if timeout.is_some()
+            && let Self::LeakyQueue(queue) = self.plain()
+        {
+            let queue = LeakyQueue { timeout, ..*queue };
+            return Cow::Owned(self.with_plain(Self::LeakyQueue(queue)));
         }
+        Cow::Borrowed(self)
     }
 
     /// The limit of the same counters, except that a refused hit is not charged. A penalty stays.
     pub fn without_refused_charges(&self) -> Cow<'_, Self> {
-        if let Self::Penalized(penalized) = self {
-            return match penalized.limit().without_refused_charges() {
-                Cow::Owned(limit) => Cow::Owned(Self::Penalized(penalized.with(limit))),
-                Cow::Borrowed(_) => Cow::Borrowed(self),
-            };
-        }
         // A classic limit cannot refuse without counting, but shares its counter with a fixed window.
-        if let Self::Classic(FixedWindow { limit, window, excess: _ }) = self {
-            let limit = *limit;
-            let window = window.clone();
-            return Cow::Owned(Self::FixedWindow(FixedWindow { limit, window, excess: Excess::Refuse }));
+        if let Self::Classic(FixedWindow { limit, window, excess: _ }) = self.plain() {
+            let fixed = FixedWindow { limit: *limit, window: window.clone(), excess: Excess::Refuse };
+            return Cow::Owned(self.with_plain(Self::FixedWindow(fixed)));
         }
         match self.excess() {
             Excess::Count => Cow::Owned(self.changed(|number| number, |_| Excess::Refuse)),
@@ -400,7 +388,7 @@ impl Limit {
     pub fn kind(&self) -> CounterKind {
         let windows = |aligned, calendar, window: &Window| match window {
             Window::Aligned(span) => CounterKind { algorithm: aligned, window: span.nanos(), sub_window: 0 },
-            Window::Calendar(each) => CounterKind { algorithm: calendar, window: each.code(), sub_window: 0 },
+            Window::Calendar(each) => CounterKind { algorithm: calendar, window: each.code, sub_window: 0 },
         };
         let plain = |algorithm, window| CounterKind { algorithm, window, sub_window: 0 };
         match self {
@@ -500,7 +488,7 @@ impl Limit {
     /// Answers `operation`, and charges or refunds `counter` accordingly.
     pub fn decide(&self, counter: &mut Counter, now: Timestamp, operation: Operation) -> Decision {
         each_algorithm!(self, limit => {
-            limit.decide(own(counter), now, operation).keep_receipt(|receipt| Some(receipt.into_enum()))
+            limit.decide(own(counter), now, operation).keep_receipt(|receipt| Some(receipt.into()))
         })
     }
 
@@ -520,7 +508,7 @@ impl Limit {
     /// What was consumed after `base`, an earlier state of the same counter.
     pub fn since(&self, counter: &Counter, base: &Counter, now: Timestamp) -> Counter {
         each_algorithm!(self, limit => match (Variant::from_enum(counter), Variant::from_enum(base)) {
-            (Some(counter), Some(base)) => limit.since(counter, base, now).into_enum(),
+            (Some(counter), Some(base)) => limit.since(counter, base, now).into(),
             // The base is of another kind.
             (Some(_), None) | (None, Some(_) | None) => counter.clone(),
         })

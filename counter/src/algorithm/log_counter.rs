@@ -11,9 +11,8 @@ use crate::{
 
 mod changes;
 
-use changes::LogChanges;
 pub use changes::LogEntry;
-pub use changes::SentChanges;
+use changes::{LogChanges, SinceCopy};
 
 /// Charges within the length of the window, oldest first, and their sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,7 +22,7 @@ pub struct LogCounter {
     // Invariant: the sum of the hits of all entries; if 64 bits cannot hold it, the oldest hits are left out.
     pub(super) total: u64,
     #[serde(skip)]
-    changes: LogChanges,
+    pub(crate) changes: LogChanges,
 }
 
 impl LogCounter {
@@ -65,19 +64,9 @@ impl LogCounter {
         std::mem::replace(&mut self.changes, LogChanges::none(self.entries.len()))
     }
 
-    /// The changes, if this is a copy of changes only.
-    pub(crate) fn changes(&self) -> Option<SentChanges> {
-        self.changes.sent()
-    }
-
     /// Whether this is a copy of changes only.
     pub(crate) fn is_partial(&self) -> bool {
-        self.changes.is_partial()
-    }
-
-    /// The number of changed entries of an earlier copy in a copy of changes.
-    pub(crate) fn edited(&self) -> usize {
-        self.changes.edited()
+        self.changes.sent().is_some()
     }
 
     /// How many entries an earlier copy has of the log of which this is a copy of changes.
@@ -86,7 +75,7 @@ impl LogCounter {
     }
 
     /// A copy of changes only.
-    pub(crate) fn from_changes(changes: SentChanges, hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
+    pub(crate) fn from_changes(changes: SinceCopy, hits: impl Iterator<Item = (Timestamp, u64)>) -> Self {
         Self { changes: LogChanges::from_sent(changes), ..Self::from_hits(hits) }
     }
 

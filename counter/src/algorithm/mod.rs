@@ -49,8 +49,7 @@ pub use held::{ChargePosition, HeldCharge};
 pub use leaky_queue::LeakyQueue;
 pub use limit::each_algorithm;
 pub use limit::{AlgorithmName, CounterKind, Limit, OwnTerms, Penalized};
-pub use log_counter::LogCounter;
-pub use log_counter::{LogEntry, SentChanges as SentLogChanges};
+pub use log_counter::{LogCounter, LogEntry};
 pub use penalty::PenaltyRecord;
 pub use penalty::{Penalty, PenaltyState};
 pub use sliding_log::ENTRIES_MAX as LOG_ENTRIES_MAX;
@@ -184,7 +183,7 @@ pub enum Admission {
     InFlight,
 }
 
-/// Makes methods that answer as those of `$part` do: another algorithm, or the rate of a debt.
+/// Makes methods that answer as those of another algorithm, `$part`, do.
 macro_rules! forward {
     ($part:ident: $(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
         fn $name(&self, $($argument: $type),*) $(-> $result)? {
@@ -200,10 +199,8 @@ pub trait Algorithm: Clone {
     type Counter: Variant<Counter> + Default;
     /// The data for taking one charge back.
     type Receipt: Variant<Receipt> + Copy;
-    /// How it lets hits pass.
-    const ADMISSION: Admission;
-    /// Whether a part of what is left may be leased to another replica while refused hits leave no trace.
-    const LEASABLE: bool;
+    /// How it lets hits pass; of a limit with a penalty: see [`Limit::admission`].
+    const ADMISSION: Admission = Admission::AtOnce;
 
     /// Answers `operation`, and charges or refunds `counter` accordingly.
     fn decide(
@@ -298,9 +295,6 @@ pub trait Algorithm: Clone {
         let hits = part.hits_in(self.period().unwrap_or(SECOND)).saturating_add(part.burst);
         self.change(|number| number.saturating_sub(hits), |excess| excess);
     }
-
-    /// Refuses hits that would wait longer than this. Override it for an algorithm that delays hits.
-    fn set_timeout(&mut self, _timeout: Duration) {}
 
     /// Refunds `hits`: those of calls before those that are `held`. Override it for an algorithm that keeps charges apart.
     fn refund_with_held(

@@ -8,8 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogEntry, Operation,
-        Span,
+        Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogEntry, Operation, Span,
     },
     time::Timestamp,
 };
@@ -132,8 +131,6 @@ impl SlidingLog {
 impl Algorithm for SlidingLog {
     type Counter = LogCounter;
     type Receipt = LogEntry;
-    const ADMISSION: Admission = Admission::AtOnce;
-    const LEASABLE: bool = false;
 
     fn decide(&self, counter: &mut LogCounter, now: Timestamp, operation: Operation) -> Decision<LogEntry> {
         let (hits, passes, receipt) = match operation {

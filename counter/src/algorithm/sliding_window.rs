@@ -9,9 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Span,
-    },
+    algorithm::{Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Span},
     time::Timestamp,
 };
 
@@ -127,8 +125,6 @@ impl SlidingWindow {
 impl Algorithm for SlidingWindow {
     type Counter = SlidingCounter;
     type Receipt = SlidingReceipt;
-    const ADMISSION: Admission = Admission::AtOnce;
-    const LEASABLE: bool = true;
 
     fn decide(
         &self,

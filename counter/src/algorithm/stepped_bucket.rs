@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation,
-        granted::STILL_NANOS,
+        Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, granted::STILL_NANOS,
     },
     time::Timestamp,
 };
@@ -73,6 +72,13 @@ impl SteppedBucket {
         *counter = self.counter(StepLevel { step, missing: missing.min(most.into()) });
     }
 
+    /// Gives tokens back. Another charge opens the step, at the latest now, if these had `opened_step`.
+    fn give_back(&self, counter: &mut StepCounter, tokens: u128, opened_step: bool, now: Timestamp) {
+        let level = self.level(counter, now);
+        let step = if opened_step { level.step.max(now) } else { level.step };
+        *counter = self.counter(StepLevel { step, missing: level.missing.saturating_sub(tokens) });
+    }
+
     fn counter(&self, level: StepLevel) -> StepCounter {
         let brought = level.missing.div_ceil(self.brought()).saturating_mul(self.brought());
         // Less than one step adds, so it fits.
@@ -116,8 +122,6 @@ impl SteppedBucket {
 impl Algorithm for SteppedBucket {
     type Counter = StepCounter;
     type Receipt = StepReceipt;
-    const ADMISSION: Admission = Admission::AtOnce;
-    const LEASABLE: bool = true;
 
     fn decide(
         &self,
@@ -158,10 +162,8 @@ impl Algorithm for SteppedBucket {
         // All steps since may have paid for this charge alone.
         let steps = u128::from(now.nanos_since(receipt.step) / self.interval);
         let unpaid = u128::from(receipt.hits).saturating_sub(steps * self.brought());
-        let level = self.level(counter, now);
-        // Without this charge, a later one would have opened the step, at the latest now.
-        let step = if receipt.opened_step { level.step.max(now) } else { level.step };
-        *counter = self.counter(StepLevel { step, missing: level.missing.saturating_sub(unpaid) });
+        // Without this charge, a later one would have opened the step.
+        self.give_back(counter, unpaid, receipt.opened_step, now);
     }
 
     fn idle_at(&self, counter: &StepCounter) -> Timestamp {
@@ -200,11 +202,8 @@ impl Algorithm for SteppedBucket {
     }
 
     fn lighten(&self, counter: &mut StepCounter, held: &HeldCharge, units: u128, now: Timestamp) {
-        let level = self.level(counter, now);
-        // Without these tokens the bucket was full at some time, and a later charge would have opened the step, at the
-        // latest now.
-        let step = if held.floor <= units { level.step.max(now) } else { level.step };
-        *counter = self.counter(StepLevel { step, missing: level.missing.saturating_sub(units) });
+        // Without these tokens the bucket was full at some time, and a later charge would have opened the step.
+        self.give_back(counter, units, held.floor <= units, now);
     }
 
     fn converted(&self, units: u128, before: &Self) -> u128 {

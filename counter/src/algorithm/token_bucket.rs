@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge,
-        HitRate, Operation, Rate, forward, granted::STILL_NANOS,
+        Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge, HitRate,
+        Operation, Rate, gcra::debt_at_rate, granted::STILL_NANOS,
     },
     time::Timestamp,
 };
@@ -25,10 +25,6 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    fn rate(&self) -> Rate {
-        self.rate
-    }
-
     /// What is left when `debt` is owed, in units.
     fn left(&self, debt: u128) -> u128 {
         self.rate.cost(self.burst).saturating_sub(debt)
@@ -77,10 +73,7 @@ impl TokenBucket {
 }
 
 impl Algorithm for TokenBucket {
-    type Counter = DebtCounter;
-    type Receipt = DebtReceipt;
-    const ADMISSION: Admission = Admission::AtOnce;
-    const LEASABLE: bool = true;
+    debt_at_rate!();
 
     // `inline(always)`: part of every decision.
     #[inline(always)]
@@ -117,26 +110,12 @@ impl Algorithm for TokenBucket {
         counter.undo(self.rate, receipt, now);
     }
 
-    forward! {
-        rate:
-        fn idle_at(counter: &DebtCounter) -> Timestamp;
-        fn since(counter: &DebtCounter, base: &DebtCounter, now: Timestamp) -> DebtCounter;
-        fn absorb(counter: &mut DebtCounter, other: &DebtCounter, now: Timestamp);
-        fn lighten(counter: &mut DebtCounter, held: &HeldCharge, units: u128, now: Timestamp);
-        fn units(hits: u64) -> u128;
-        fn charge_at(counter: &mut DebtCounter, hits: u64, at: Timestamp, now: Timestamp);
-    }
-
     fn clamp_ahead(&self, counter: &mut DebtCounter, at: Timestamp, now: Timestamp) {
         counter.clamp_ahead(self.rate, self.debt_max(), at, now);
     }
 
     fn weight(&self, counter: &DebtCounter, _place: ChargePosition, now: Timestamp) -> u128 {
         counter.debt(self.rate, now)
-    }
-
-    fn converted(&self, units: u128, before: &Self) -> u128 {
-        self.rate.converted(units, before.rate)
     }
 
     fn allowance(&self) -> u64 {
@@ -154,10 +133,6 @@ impl Algorithm for TokenBucket {
     // Without a burst nothing passes, whatever the rate is.
     fn hits_per_period(&self) -> u64 {
         if self.burst == 0 { 0 } else { self.rate.hits() }
-    }
-
-    fn period(&self) -> Option<u64> {
-        Some(self.rate.nanos())
     }
 
     fn hit_rate(&self) -> Option<HitRate> {

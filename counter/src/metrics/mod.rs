@@ -4,7 +4,7 @@ use std::{
     cell::Cell,
     marker::PhantomData,
     sync::{
-        LazyLock, Mutex, OnceLock, PoisonError,
+        LazyLock, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     thread,
@@ -85,12 +85,9 @@ impl ShardPool {
         Self { shards, free: Mutex::new((1..shards).collect()) }
     }
 
-    fn take(&self) -> Option<usize> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).pop()
-    }
-
-    fn give_back(&self, shard: usize) {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(shard);
+    /// The shards that no thread has.
+    fn free(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -98,11 +95,11 @@ impl Drop for ShardLease {
     fn drop(&mut self) {
         // Destructors that still run on this thread count in the shared shard.
         SHARD_INDEX.set(SHARED);
-        POOL.give_back(self.0);
+        POOL.free().push(self.0);
     }
 }
 
-/// The shard index of this thread; less than [`shard_count`].
+/// The shard index of this thread; less than the number of shards.
 fn shard_index() -> usize {
     match SHARD_INDEX.get() {
         UNASSIGNED => assign_shard(),
@@ -110,14 +107,9 @@ fn shard_index() -> usize {
     }
 }
 
-/// The number of shards.
-fn shard_count() -> usize {
-    POOL.shards
-}
-
 #[cold]
 fn assign_shard() -> usize {
-    let lease = POOL.take().map(ShardLease);
+    let lease = POOL.free().pop().map(ShardLease);
     let shard_index = lease.as_ref().map_or(SHARED, |lease| lease.0);
     SHARD_INDEX.set(shard_index);
     // A thread that is ending cannot store the lease: dropping it here frees the shard again.
@@ -135,7 +127,7 @@ impl<const N: usize> ShardedCounters<N> {
     pub fn shard(&self) -> CounterShard<'_, N> {
         let shard_index = shard_index();
         let shards = self.0.get_or_init(|| {
-            (0..shard_count()).map(|_| Padded(std::array::from_fn(|_| AtomicU64::new(0)))).collect()
+            (0..POOL.shards).map(|_| Padded(std::array::from_fn(|_| AtomicU64::new(0)))).collect()
         });
         CounterShard {
             counters: &shards[shard_index].0,
@@ -179,7 +171,7 @@ mod tests {
     fn sums_include_every_thread_that_counted_and_ended() {
         let counters = ShardedCounters::<2>::default();
         let rounds = 20;
-        let threads = shard_count() * 3;
+        let threads = POOL.shards * 3;
         for _ in 0..rounds {
             thread::scope(|scope| {
                 for _ in 0..threads {
@@ -195,9 +187,9 @@ mod tests {
         let counters = ShardedCounters::<1>::default();
         let add = |numbers: [u64; 2]| numbers.into_iter().for_each(|number| counters.shard().add(0, number));
         // More threads than there are shards, so that one of them shares its shard.
-        let all = std::sync::Barrier::new(shard_count());
+        let all = std::sync::Barrier::new(POOL.shards);
         thread::scope(|scope| {
-            for _ in 0..shard_count() {
+            for _ in 0..POOL.shards {
                 scope.spawn(|| {
                     add([1, u64::MAX]);
                     all.wait();
@@ -212,9 +204,9 @@ mod tests {
     #[test]
     fn shard_belongs_to_one_thread_at_a_time() {
         let taken = Mutex::new(Vec::new());
-        let all = std::sync::Barrier::new(shard_count() * 2);
+        let all = std::sync::Barrier::new(POOL.shards * 2);
         thread::scope(|scope| {
-            for _ in 0..shard_count() * 2 {
+            for _ in 0..POOL.shards * 2 {
                 scope.spawn(|| {
                     taken.lock().unwrap().push(shard_index());
                     all.wait();

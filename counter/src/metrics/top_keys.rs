@@ -58,13 +58,8 @@ impl SpaceSaving {
         Self { capacity, slots: Vec::new(), by_key: HashMap::new(), by_count: BTreeSet::new() }
     }
 
-    /// Counts a key once. `text` is called only if the key enters the list.
-    pub fn add(&mut self, key: u128, text: impl FnOnce() -> String) {
-        self.add_many(key, 1, text);
-    }
-
     /// Counts a key so many times. `text` is called only if the key enters the list.
-    pub fn add_many(&mut self, key: u128, times: u64, text: impl FnOnce() -> String) {
+    pub fn add(&mut self, key: u128, times: u64, text: impl FnOnce() -> String) {
         if self.capacity == 0 || times == 0 {
             return;
         }
@@ -113,23 +108,18 @@ impl Default for TopKeys {
 impl TopKeys {
     /// Lists of at most `capacity` keys each.
     pub fn new(capacity: usize) -> Self {
-        let lists = metrics::shard_count().min(LISTS_MAX);
+        let lists = metrics::POOL.shards.min(LISTS_MAX);
         Self {
             lists: (0..lists).map(|_| Mutex::new(SpaceSaving::new(capacity))).collect(),
             missed: MetricCounter::default(),
         }
     }
 
-    /// Counts a key once. `text` is called only if the key enters the list.
-    pub fn add(&self, key: u128, text: impl FnOnce() -> String) {
-        self.add_many(key, 1, text);
-    }
-
     /// Counts a key so many times. `text` is called only if the key enters the list.
-    pub fn add_many(&self, key: u128, times: u64, text: impl FnOnce() -> String) {
+    pub fn add(&self, key: u128, times: u64, text: impl FnOnce() -> String) {
         match self.lists[metrics::shard_index() % self.lists.len()].try_lock() {
-            Ok(mut list) => list.add_many(key, times, text),
-            Err(TryLockError::Poisoned(list)) => list.into_inner().add_many(key, times, text),
+            Ok(mut list) => list.add(key, times, text),
+            Err(TryLockError::Poisoned(list)) => list.into_inner().add(key, times, text),
             Err(TryLockError::WouldBlock) => self.missed.add(times),
         }
     }
@@ -217,7 +207,7 @@ mod tests {
             let stream = zipf(500, 10_000, seed);
             let mut sketches = vec![SpaceSaving::new(capacity); lists];
             for (index, key) in stream.iter().enumerate() {
-                sketches[index % lists].add(*key, || key.to_string());
+                sketches[index % lists].add(*key, 1, || key.to_string());
             }
             let (truth, entries) = (exact(&stream), merged(&sketches, usize::MAX));
             for TopKey { text, count, error } in &entries {
@@ -237,7 +227,7 @@ mod tests {
     #[test]
     fn list_keeps_at_most_its_capacity() {
         let mut sketch = SpaceSaving::new(10);
-        (0..100_000).for_each(|key| sketch.add(key, || key.to_string()));
+        (0..100_000).for_each(|key| sketch.add(key, 1, || key.to_string()));
         assert_eq!((sketch.slots.len(), sketch.by_key.len(), sketch.by_count.len()), (10, 10, 10));
         let entries = merged(&[sketch], 3);
         assert!(entries.len() == 3 && entries.iter().all(|entry| entry.count - entry.error <= 1));
@@ -253,9 +243,9 @@ mod tests {
     fn key_counted_during_a_read_is_missed_and_reported() {
         let top_keys = TopKeys::new(10);
         let held: Vec<_> = top_keys.lists.iter().map(|list| list.lock().unwrap()).collect();
-        top_keys.add(1, || "one".to_owned());
+        top_keys.add(1, 1, || "one".to_owned());
         drop(held);
-        top_keys.add(1, || "one".to_owned());
+        top_keys.add(1, 1, || "one".to_owned());
         assert_eq!(top_keys.missed(), 1);
         assert_eq!(top_keys.entries(9), [TopKey { text: "one".to_owned(), count: 1, error: 0 }]);
     }

@@ -3,14 +3,14 @@
 //! Debts and logs are sent as ages, because the clock of the other replica may differ. Windows keep their absolute
 //! times: see [`DecodeClock`].
 
-use serde::{Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenalizedCounter, PenaltyRecord, SentLogChanges,
-        SlidingCounter, StepCounter, WindowCounter,
+        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenalizedCounter, PenaltyRecord, SlidingCounter,
+        StepCounter, WindowCounter,
     },
-    packed_counter::layout::{Large, MILLISECOND, Millis, PackedCounter, UsedShare},
+    packed_counter::layout::{Large, MILLISECOND, Millis, PackedCounter},
     time::Timestamp,
 };
 
@@ -37,31 +37,13 @@ const RECORD_BYTES_MAX: usize = 2 * NUMBER_BYTES_MAX + 2 * 5 + 2;
 /// The largest encoded number of 64 bits, in bytes.
 pub const NUMBER_BYTES_MAX: usize = 10;
 
-/// The result of decoding a counter, or something that belongs to one.
+/// Why a counter, or something that belongs to one, is not decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decoded<T = PackedCounter> {
-    /// A value of this version.
-    Known(T),
+pub enum DecodeError {
     /// The tag, or a part of the value, is unknown to this version.
     Unknown,
     /// The bytes are damaged.
     Malformed,
-}
-
-impl<T> Decoded<T> {
-    /// Converts the value.
-    pub fn map<U>(self, convert: impl FnOnce(T) -> U) -> Decoded<U> {
-        self.and_then(|value| Decoded::Known(convert(value)))
-    }
-
-    /// Continues with the value.
-    pub fn and_then<U>(self, next: impl FnOnce(T) -> Decoded<U>) -> Decoded<U> {
-        match self {
-            Self::Known(value) => next(value),
-            Self::Unknown => Decoded::Unknown,
-            Self::Malformed => Decoded::Malformed,
-        }
-    }
 }
 
 impl PackedCounter {
@@ -101,7 +83,7 @@ impl PackedCounter {
                     }
                     Counter::Log(log) => {
                         let entries: Vec<_> = log.hits().map(|(at, hits)| (age(at), hits)).collect();
-                        match log.changes() {
+                        match log.changes.sent() {
                             None => with_fields(bytes, LOG, &(used, age(*idle_at), entries)),
                             Some(changes) => {
                                 with_fields(bytes, CHANGED_LOG, &(used, age(*idle_at), entries, changes))
@@ -124,96 +106,94 @@ impl PackedCounter {
         }
         let Some(log) = self.log() else { return FIELDS_BYTES_MAX };
         let entries = log.hits().map(|(_, hits)| NUMBER_BYTES_MAX + number_bytes(hits));
-        FIELDS_BYTES_MAX + entries.sum::<usize>() + log.edited() * EDIT_BYTES_MAX
+        FIELDS_BYTES_MAX + entries.sum::<usize>() + log.changes.edited() * EDIT_BYTES_MAX
     }
 
     /// Decodes the fields of a tag.
-    pub fn read(tag: u8, bytes: &[u8], clock: DecodeClock) -> Decoded {
-        let packed = match tag {
-            WINDOW => take(bytes).map(|(used, count, end)| {
-                let end = clock.window_end(end);
-                Self::Window { used, count, end }
-            }),
-            SLIDING => take(bytes).map(|(used, until, previous, current)| {
+    pub fn read(tag: u8, bytes: &[u8], clock: DecodeClock) -> Result<Self, DecodeError> {
+        Ok(match tag {
+            WINDOW => {
+                let (used, count, end) = take(bytes)?;
+                Self::Window { used, count, end: clock.window_end(end) }
+            }
+            SLIDING => {
+                let (used, until, previous, current) = take(bytes)?;
                 let until = clock.window_end(until);
                 let whole = until.minus(until.as_nanos() % MILLISECOND);
                 // A whole number of milliseconds, so it fits.
                 let until = Millis::from_instant(whole).unwrap_or(Millis([0; 3]));
                 Self::Sliding { used, until, previous, current }
-            }),
-            DEBT => take(bytes).map(|(passing_debt_max, rest, age)| {
-                let paid_at = clock.instant(age);
-                Self::Debt { passing_debt_max, rest, paid_at }
-            }),
-            STEP => take(bytes).map(|(passing_debt_max, spare, age)| {
-                let full_at = clock.instant(age);
-                Self::Step { passing_debt_max, spare, full_at }
-            }),
-            LARGE_WINDOW => take(bytes).map(|(used, idle_at, end, count)| {
+            }
+            DEBT => {
+                let (passing_debt_max, rest, age) = take(bytes)?;
+                Self::Debt { passing_debt_max, rest, paid_at: clock.instant(age) }
+            }
+            STEP => {
+                let (passing_debt_max, spare, age) = take(bytes)?;
+                Self::Step { passing_debt_max, spare, full_at: clock.instant(age) }
+            }
+            LARGE_WINDOW => {
+                let (used, idle_at, end, count) = take(bytes)?;
                 let counter = WindowCounter { end: clock.window_end(end), count };
-                Self::large(used, clock.window_end(idle_at), Counter::Window(counter))
-            }),
-            LARGE_SLIDING => take(bytes).map(|(used, idle_at, end, previous, current)| {
+                Self::large(used, clock.window_end(idle_at), counter.into())
+            }
+            LARGE_SLIDING => {
+                let (used, idle_at, end, previous, current) = take(bytes)?;
                 let counter = SlidingCounter { end: clock.window_end(end), previous, current };
-                Self::large(used, clock.window_end(idle_at), Counter::Sliding(counter))
-            }),
-            LARGE_DEBT => take(bytes).map(|(used, idle_at, paid_at, rest)| {
+                Self::large(used, clock.window_end(idle_at), counter.into())
+            }
+            LARGE_DEBT => {
+                let (used, idle_at, paid_at, rest) = take(bytes)?;
                 let counter = DebtCounter { paid_at: clock.instant(paid_at), rest };
-                Self::large(used, clock.instant(idle_at), Counter::Debt(counter))
-            }),
-            LARGE_STEP => take(bytes).map(|(used, idle_at, full_at, spare)| {
+                Self::large(used, clock.instant(idle_at), counter.into())
+            }
+            LARGE_STEP => {
+                let (used, idle_at, full_at, spare) = take(bytes)?;
                 let counter = StepCounter { full_at: clock.instant(full_at), spare };
-                Self::large(used, clock.instant(idle_at), Counter::Step(counter))
-            }),
-            LOG => take(bytes).and_then(|(used, idle_at, entries): (_, _, Vec<_>)| {
-                Self::from_log(used, idle_at, &entries, None, clock)
-            }),
-            CHANGED_LOG => take(bytes).and_then(|(used, idle_at, entries, changes): (_, _, Vec<_>, _)| {
-                Self::from_log(used, idle_at, &entries, Some(changes), clock)
-            }),
+                Self::large(used, clock.instant(idle_at), counter.into())
+            }
+            LOG => {
+                let (used, idle_at, entries) = take(bytes)?;
+                let log = LogCounter::from_hits(log_hits(entries, clock)?);
+                Self::large(used, clock.instant(idle_at), log.into())
+            }
+            CHANGED_LOG => {
+                let (used, idle_at, entries, changes) = take(bytes)?;
+                let log = LogCounter::from_changes(changes, log_hits(entries, clock)?);
+                Self::large(used, clock.instant(idle_at), log.into())
+            }
             PENALIZED => return Self::read_penalized(bytes, clock),
-            _ => return Decoded::Unknown,
-        };
-        packed.map_or(Decoded::Malformed, Decoded::Known)
+            _ => return Err(DecodeError::Unknown),
+        })
     }
 
-    fn read_penalized(bytes: &[u8], clock: DecodeClock) -> Decoded {
+    fn read_penalized(bytes: &[u8], clock: DecodeClock) -> Result<Self, DecodeError> {
         type Fields = (u32, bool, u32, Age, Age, u8);
-        let Ok(((refusals, has_passed, penalties, until, forgotten_at, tag), fields)) =
-            postcard::take_from_bytes::<Fields>(bytes)
-        else {
-            return Decoded::Malformed;
-        };
+        let ((refusals, has_passed, penalties, until, forgotten_at, tag), fields) =
+            postcard::take_from_bytes::<Fields>(bytes).map_err(|_| DecodeError::Malformed)?;
         let until = clock.instant(until);
         let forgotten_at = clock.instant(forgotten_at).max(until);
         let record = PenaltyRecord { refusals, has_passed, penalties, until, forgotten_at };
         match tag {
-            PENALIZED => Decoded::Malformed,
-            _ => Self::read(tag, fields, clock).map(|counter| Self::penalized(counter, record)),
+            PENALIZED => Err(DecodeError::Malformed),
+            _ => Ok(Self::penalized(Self::read(tag, fields, clock)?, record)),
         }
-    }
-
-    fn from_log(
-        used: UsedShare,
-        idle_at: Age,
-        entries: &[(Age, u64)],
-        changes: Option<SentLogChanges>,
-        clock: DecodeClock,
-    ) -> Option<Self> {
-        if entries.len() > LOG_ENTRIES_MAX {
-            return None;
-        }
-        let hits = entries.iter().map(|(age, hits)| (clock.instant(*age), *hits));
-        let log = match changes {
-            None => LogCounter::from_hits(hits),
-            Some(changes) => LogCounter::from_changes(changes, hits),
-        };
-        Some(Self::large(used, clock.instant(idle_at), Counter::Log(log)))
     }
 }
 
+/// The hits of a log, with their instants.
+fn log_hits(
+    entries: Vec<(Age, u64)>,
+    clock: DecodeClock,
+) -> Result<impl Iterator<Item = (Timestamp, u64)>, DecodeError> {
+    if entries.len() > LOG_ENTRIES_MAX {
+        return Err(DecodeError::Malformed);
+    }
+    Ok(entries.into_iter().map(move |(age, hits)| (clock.instant(age), hits)))
+}
+
 /// An instant relative to now, in nanoseconds, within 292 years.
-#[derive(Clone, Copy, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Serialize, Deserialize)]
 pub struct Age(i64);
 
 /// The clock by which encoded instants are read.
@@ -300,7 +280,10 @@ fn append<T: Serialize>(bytes: &mut Vec<u8>, value: &T) {
 }
 
 /// Decodes all of `bytes` as one value.
-fn take<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
-    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
-    rest.is_empty().then_some(value)
+pub fn take<'b, T: Deserialize<'b>>(bytes: &'b [u8]) -> Result<T, DecodeError> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        Err(postcard::Error::SerdeDeCustom) => Err(DecodeError::Unknown),
+        Ok(_) | Err(_) => Err(DecodeError::Malformed),
+    }
 }

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
 };
@@ -77,7 +77,8 @@ impl IdAccount {
     }
 
     fn change<T>(&self, now: Timestamp, change: impl FnOnce(&mut Ids) -> T) -> T {
-        let mut ids = self.lock();
+        // Each change is whole before anything can panic.
+        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
         let before = ids.bytes;
         while ids.order.first().is_some_and(|(until, _)| *until <= now) {
             ids.forget_first();
@@ -85,11 +86,6 @@ impl IdAccount {
         let result = change(&mut ids);
         self.all.replace(before, ids.bytes);
         result
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Ids> {
-        // Each change is whole before anything can panic.
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -118,16 +118,6 @@ impl SystemClock {
 }
 
 impl ClockComparison {
-    /// What the clock shows.
-    pub fn shown(&self) -> Timestamp {
-        self.shown
-    }
-
-    /// What the wall clock shows.
-    pub fn wall(&self) -> Timestamp {
-        self.wall
-    }
-
     /// The step that following takes, if it is longer than [`LEAD_MAX`].
     pub fn long_step(&self) -> Option<ClockStep> {
         let ahead = self.shown.since(self.wall);
@@ -161,7 +151,7 @@ impl Lead {
     /// The lead that a clock gives up when it follows the wall clock.
     pub fn given_up(comparison: &ClockComparison) -> Option<Self> {
         let is_given_up = matches!(comparison.long_step(), Some(ClockStep::Back(_)));
-        is_given_up.then(|| Self { at: comparison.wall(), until: comparison.shown() })
+        is_given_up.then(|| Self { at: comparison.wall, until: comparison.shown })
     }
 }
 

@@ -198,11 +198,6 @@ impl<'s> AppliedLimit<'s> {
         }
     }
 
-    /// Whether the rule has a candidate, and so a second check.
-    pub(super) fn has_candidate(&self) -> bool {
-        self.rule().is_some_and(|rule| rule.options().candidate.is_some())
-    }
-
     /// Whether more than the counter of the rule decides: a second check, or a limit that is looked up.
     pub(super) fn needs_more(&self) -> bool {
         let options = self.rule().and_then(|rule| rule.options.as_deref());
@@ -347,11 +342,6 @@ impl<'a> CheckSet<'a> {
     /// The only check of a request with one descriptor.
     pub(super) fn single(check: Check<'a>) -> Self {
         Self { checks: smallvec![check], descriptors: smallvec![0], deciding: 1 }
-    }
-
-    /// The index of the descriptor of each check.
-    pub(super) fn each_descriptor(&self) -> impl Iterator<Item = usize> {
-        self.descriptors.iter().copied()
     }
 
     /// The index of the descriptor of each deciding check.

@@ -11,7 +11,7 @@ use tollgate_rules::{DisplayedLimit, KeyedDomain, LevelTrace, Rule, StoredTerms,
 use tollgate_store::{
     Check, Checks, CounterOperation, CounterState, Decisions, DryRun, HoldOutcome, OnRefusal,
     OperationOutcome, OwnLimitChange, OwnLimitOutcome, OwnLimitPage, OwnLimitPosition, OwnLimitState,
-    OwnTerms, Refusal, Replacement, Slot, SlotOwnLimits,
+    OwnTerms, Refusal, Slot, SlotOwnLimits,
 };
 
 use crate::limiter::{
@@ -224,21 +224,24 @@ impl ActiveView<'_> {
         Ok(CounterState::from_outcome(limit, &peek, *now))
     }
 
-    /// Replaces the counter by a fresh one with `hits` charged, above the limit if the algorithm can hold a debt.
-    pub async fn replace(&self, counter_ref: &CounterRef<'_>, hits: u64) -> Result<Replacement, NoCounter> {
+    /// Replaces the counter by a fresh one with `hits` charged, above the limit if the algorithm can hold a debt. Returns
+    /// the state before and after that.
+    pub async fn replace(
+        &self,
+        counter_ref: &CounterRef<'_>,
+        hits: u64,
+    ) -> Result<[CounterState; 2], NoCounter> {
         let CounterRef { key, limit, now, .. } = counter_ref;
         let Some(remote) = &self.limiter.remote else {
             let memory = &self.limiter.memory;
             let before = memory.peek(*key, limit, *now);
             // Without a cluster this memory owns all slots.
             let _ = memory.operate(*key, limit, &CounterOperation::Set(hits), *now);
-            return Ok(Replacement { before, after: memory.peek(*key, limit, *now) });
+            return Ok([before, memory.peek(*key, limit, *now)]);
         };
         let operations = [CounterOperation::Show, CounterOperation::Set(hits)];
-        let [before, after] =
-            remote.operate(*key, limit, operations).await.ok_or_else(|| unreachable(remote))?;
-        let state = |outcome| CounterState::from_outcome(limit, outcome, *now);
-        Ok(Replacement { before: state(&before), after: state(&after) })
+        let shown = remote.operate(*key, limit, operations).await.ok_or_else(|| unreachable(remote))?;
+        Ok(shown.map(|outcome| CounterState::from_outcome(limit, &outcome, *now)))
     }
 
     /// Sets or removes the limit of its own of a counter, on this replica or another.

@@ -102,7 +102,7 @@ impl HoldRequest {
 
     /// The request with the terms of each check.
     pub(super) fn for_checks(self, set: &CheckSet<'_>) -> Self {
-        let of_checks = |terms: HoldTerms| terms.with_checks(set.each_descriptor()).into_owned();
+        let of_checks = |terms: HoldTerms| terms.with_checks(set.descriptors.iter().copied()).into_owned();
         match self {
             Self::Reserve(terms) => Self::Reserve(of_checks(terms)),
             Self::ChargeOnce(terms) => Self::ChargeOnce(of_checks(terms)),

@@ -47,7 +47,7 @@ pub struct LimitCacheSettings {
 
 /// The cached limits of keys.
 pub struct LimitCache {
-    settings: LimitCacheSettings,
+    pub(super) settings: LimitCacheSettings,
     // Times in the cache are ticks since then.
     since: Timestamp,
     entries: Cache<Key, CachedLimit, EntryWeight, KeyHash>,
@@ -198,11 +198,6 @@ impl LimitCache {
         }
     }
 
-    /// The longest time that a call waits.
-    pub(super) fn wait(&self) -> Duration {
-        self.settings.wait
-    }
-
     /// The number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -251,52 +246,31 @@ impl LimitCache {
     pub fn answer(&self, lookup: LimitLookup, answer: LookupAnswer, now: Timestamp) -> Result<(), String> {
         let LimitLookup { key, own, known, .. } = lookup;
         let Self { settings, stats, .. } = self;
-        // What is known stays.
-        let invalid = |why, known| {
-            stats.invalid.increase();
-            (self.kept(key, known, settings.ttl, &own, now), Err(why))
+        // What is known stays if the answer names nothing.
+        let kept = |known: Option<_>| {
+            let is_answered =
+                known.is_some() || self.entries.peek(&key).is_some_and(|cached| cached.is_answered);
+            (known, is_answered)
         };
-        let (cached, result) = match answer {
-            LookupAnswer::Absent => {
-                stats.absent.increase();
-                (self.entry(None, true, settings.absent_ttl, &own, now), Ok(()))
-            }
-            LookupAnswer::Unchanged => {
-                stats.unchanged.increase();
-                (self.entry(known, true, settings.ttl, &own, now), Ok(()))
-            }
-            LookupAnswer::Failed => {
-                stats.failed.increase();
-                (self.kept(key, known, RETRY, &own, now), Ok(()))
-            }
-            LookupAnswer::Unreadable(why) => invalid(why, known),
+        let (count, (known, is_answered), ttl, result) = match answer {
+            LookupAnswer::Absent => (&stats.absent, (None, true), settings.absent_ttl, Ok(())),
+            LookupAnswer::Unchanged => (&stats.unchanged, (known, true), settings.ttl, Ok(())),
+            LookupAnswer::Failed => (&stats.failed, kept(known), RETRY, Ok(())),
+            LookupAnswer::Unreadable(why) => (&stats.invalid, kept(known), settings.ttl, Err(why)),
             LookupAnswer::Value { json, etag } => match own.stored(&json) {
                 Ok(StoredLimit { terms, expires_at }) => {
-                    stats.found.increase();
                     let expires_at = expires_at.unwrap_or(Timestamp::MAX);
                     let found = Some(Arc::new(KnownLimit { terms, expires_at, etag }));
-                    (self.entry(found, true, settings.ttl, &own, now), Ok(()))
+                    (&stats.found, (found, true), settings.ttl, Ok(()))
                 }
-                Err(why) => invalid(why, known),
+                Err(why) => (&stats.invalid, kept(known), settings.ttl, Err(why)),
             },
         };
-        self.entries.insert(key, cached);
+        count.increase();
+        self.entries.insert(key, self.entry(known, is_answered, ttl, &own, now));
         // Callers that wait find the entry.
         self.pending().keys.remove(&key);
         result
-    }
-
-    /// The entry of a key of which nothing new is known.
-    fn kept(
-        &self,
-        key: Key,
-        known: Option<Arc<KnownLimit>>,
-        ttl: Duration,
-        own: &OwnBounds,
-        now: Timestamp,
-    ) -> CachedLimit {
-        let is_answered = known.is_some() || self.entries.peek(&key).is_some_and(|cached| cached.is_answered);
-        self.entry(known, is_answered, ttl, own, now)
     }
 
     fn entry(

@@ -63,7 +63,7 @@ impl LimitSource {
                 KeyLimit::Pending(each) => {
                     applied.keep(key, KeyLimitOrigin::Unknown);
                     pending.each.push(each);
-                    pending.wait = cache.wait();
+                    pending.wait = cache.settings.wait;
                 }
             }
         }

@@ -132,7 +132,7 @@ impl LimiterMetrics {
         key: Key,
         requests: u64,
     ) {
-        self.quotas.add_many(number_of(key), requests, || descriptor_text(domain, entries().as_ref()));
+        self.quotas.add(number_of(key), requests, || descriptor_text(domain, entries().as_ref()));
     }
 
     #[cold]
@@ -142,7 +142,7 @@ impl LimiterMetrics {
         entries: impl FnOnce() -> E,
         key: Key,
     ) {
-        self.denied.add(number_of(key), || descriptor_text(&domain.name, entries().as_ref()));
+        self.denied.add(number_of(key), 1, || descriptor_text(&domain.name, entries().as_ref()));
     }
 }
 

@@ -61,9 +61,10 @@ pub use retry::Retry;
 /// Decides requests by the active rules.
 #[derive(Clone, Debug)]
 pub struct Limiter {
-    active_rules: Arc<ActiveRules>,
+    pub(crate) active_rules: Arc<ActiveRules>,
     memory: Arc<Memory>,
-    clock: Clock,
+    // That of the counters.
+    pub(crate) clock: Clock,
     remote: Option<Remote>,
     limits: LimitSource,
     modes: Modes,
@@ -137,16 +138,6 @@ impl Limiter {
     /// The time since a view was taken.
     pub fn since(&self, view: &ClockReading) -> Duration {
         self.clock.since(view)
-    }
-
-    /// The clock of the counters.
-    pub(crate) fn clock(&self) -> &Clock {
-        &self.clock
-    }
-
-    /// The active rules.
-    pub(crate) fn active_rules(&self) -> &Arc<ActiveRules> {
-        &self.active_rules
     }
 
     /// Incremented after each replacement of the rules or of the secret of keys: rules of a view that is taken later are
@@ -300,7 +291,8 @@ impl ActiveView<'_> {
         request: &Request<'_>,
         applied: &mut AppliedLimit<'s>,
     ) -> bool {
-        if applied.has_candidate() {
+        // A candidate is a second check.
+        if applied.rule().is_some_and(|rule| rule.options().candidate.is_some()) {
             return false;
         }
         let pending = self.limiter.limits.apply(domain, request, self.now(), slice::from_mut(applied));

@@ -131,7 +131,7 @@ impl Plan {
         if !self.pending.is_empty() {
             // Boxed, because it is rare.
             let here = Box::pin(async {
-                mem::take(&mut self.pending).ended(self.request.timeout()).await;
+                mem::take(&mut self.pending).ended(self.request.timeout).await;
                 *self =
                     self.request.with(|request| Self::again(&limiter.view(), request, self.hold.clone()))?;
                 self.outcomes_here(limiter, caller)
@@ -141,7 +141,7 @@ impl Plan {
             }
         }
         let remote = limiter.remote.as_ref().ok_or(LimiterError::Remote)?;
-        let timeout = self.request.timeout();
+        let timeout = self.request.timeout;
         if let Some(hold) = &self.hold {
             // Boxed, because it is larger.
             return Box::pin(async {

@@ -30,7 +30,8 @@ pub(super) struct OwnedRequest {
     entries: SmallVec<[(usize, usize); 2]>,
     // Of each descriptor the number of its entries, its operation and its override.
     descriptors: SmallVec<[(usize, Operation, Option<Override>); 1]>,
-    timeout: Option<Duration>,
+    /// The time that the caller waits.
+    pub(super) timeout: Option<Duration>,
     turn_timeout: Option<Duration>,
     charging: Charging,
 }
@@ -193,11 +194,6 @@ impl<'a> Request<'a> {
 }
 
 impl OwnedRequest {
-    /// The time that the caller waits.
-    pub(super) fn timeout(&self) -> Option<Duration> {
-        self.timeout
-    }
-
     /// Passes the request to `take`.
     pub(super) fn with<R>(&self, take: impl FnOnce(&Request<'_>) -> R) -> R {
         let mut text = &*self.text;

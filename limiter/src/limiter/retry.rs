@@ -28,10 +28,6 @@ impl Retry {
             Self::Unknown | Self::Never => None,
         }
     }
-
-    fn from_time(known: Option<Duration>) -> Self {
-        known.map_or(Self::Unknown, Self::After)
-    }
 }
 
 impl Answer<'_> {
@@ -101,11 +97,8 @@ impl Status<'_> {
             return Retry::Unknown;
         }
         if self.passes {
-            return Retry::from_time(applied.repeats_after(
-                descriptor.operation,
-                self.remaining,
-                reset_after,
-            ));
+            let repeats_after = applied.repeats_after(descriptor.operation, self.remaining, reset_after);
+            return repeats_after.map_or(Retry::Unknown, Retry::After);
         }
         match self.retry_after {
             Some(wait) => Retry::After(wait),

@@ -15,7 +15,7 @@ use tollgate_counter::{
 };
 use tollgate_limiter::limiter::{ActiveView, CounterRef, LimiterMetrics, NoCounter};
 use tollgate_rules::rule_text;
-use tollgate_store::{CounterState, OnExpiry, OpenHold, OpenHolds, OwnLimitState, Replacement};
+use tollgate_store::{CounterState, OnExpiry, OpenHold, OpenHolds, OwnLimitState};
 use tollgate_telemetry::logs::UNLIMITED;
 use tracing::info;
 
@@ -131,7 +131,7 @@ impl CounterQuery {
     ) -> Result<Json<Value>, AdminError> {
         let view = state.limiter.view();
         let counter = self.find(&view).await?;
-        let Replacement { before, after } = view.replace(&counter, used).await.map_err(admin_error)?;
+        let [before, after] = view.replace(&counter, used).await.map_err(admin_error)?;
         info!(
             name: UNLIMITED,
             %peer,
@@ -170,15 +170,15 @@ pub(super) fn peeked_json(peeked: &CounterState) -> Value {
         "reset_after_ms": format::millis(peeked.peek.reset_after),
         "idle_at": peeked.idle_at.map(format::instant),
     });
-    if peeked.holds.count > 0 {
-        let OpenHolds { count, hits, first } = &*peeked.holds;
+    if peeked.details.holds.count > 0 {
+        let OpenHolds { count, hits, first } = &*peeked.details.holds;
         let first: Vec<Value> = first.iter().map(hold_json).collect();
         body["held"] = json!({"reservations": count, "hits": hits, "first": first});
     }
-    if let Some(penalty) = &peeked.penalty {
+    if let Some(penalty) = &peeked.details.penalty {
         body["penalty"] = penalty_json(penalty);
     }
-    if let Some(own) = peeked.own_limit.as_ref().filter(|own| own.terms.is_some()) {
+    if let Some(own) = peeked.details.own_limit.as_ref().filter(|own| own.terms.is_some()) {
         body["own_limit"] = own_limit_json(own);
     }
     body

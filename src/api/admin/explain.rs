@@ -102,7 +102,7 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
         for (descriptor, (_, part)) in descriptors.iter_mut().zip(explanation.descriptors()) {
             let Some(check) = part.and_then(|part| part.check.as_ref()) else { continue };
             // In a cluster the owner of the counter divides.
-            let elsewhere = check.before.subscribers.clone();
+            let elsewhere = check.before.details.subscribers.clone();
             if let Some(subscribers) = elsewhere.or_else(|| quotas.subscribers(check.key)) {
                 descriptor["shares"] = shares_json(quotas, &subscribers);
             }

@@ -309,7 +309,7 @@ impl Api {
 async fn repeated(view: &ActiveView<'_>, checked: &CheckedChange<'_>) -> Option<OwnLimitChange> {
     let CheckedChange { counter, record, change } = checked;
     let terms = change.terms.as_ref().filter(|_| change.expires_after.is_none())?;
-    let state = view.peek(counter).await.ok()?.own_limit?;
+    let state = view.peek(counter).await.ok()?.details.own_limit?;
     let OwnLimitState { terms: applies, version, expires_after: None, record: bytes } = state else {
         return None;
     };
@@ -364,7 +364,7 @@ async fn read(view: &ActiveView<'_>, domain: &str, descriptor: &v1::Descriptor) 
         Err(error) => return failed(error),
     };
     match view.peek(&counter).await {
-        Ok(state) => result(&counter, state.own_limit.as_ref()),
+        Ok(state) => result(&counter, state.details.own_limit.as_ref()),
         Err(error) => failed(error.into()),
     }
 }

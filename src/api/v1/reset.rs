@@ -64,8 +64,8 @@ impl Api {
         }
         let mut frame = vec![0; FRAME_PREFIX_BYTES];
         for (index, counter) in counters.iter().enumerate() {
-            let replaced = view.replace(counter, 0).await.map_err(|error| no_counter(index, error))?;
-            let (before, after) = (replaced.before.peek.remaining, replaced.after.peek.remaining);
+            let states = view.replace(counter, 0).await.map_err(|error| no_counter(index, error))?;
+            let [before, after] = states.map(|state| state.peek.remaining);
             info!(
                 name: UNLIMITED,
                 domain,

@@ -13,10 +13,6 @@ use crate::{
     operation::decide_leased,
 };
 
-/// A counter has too many holds, or all holds take too much memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Exhausted;
-
 /// What one check of a call reserves.
 #[derive(Debug)]
 pub struct Reserve<'a> {
@@ -54,14 +50,15 @@ struct NewHold {
 
 /// Holds the charges of a call in its counters, whose holds that are due have ended, or none of them if `refused` says
 /// that the decisions refuse the call. A known id is answered as the first time and charges nothing. A refused check
-/// that does not refuse the call holds no hits.
+/// that does not refuse the call holds no hits. `None`, and nothing is held, if a counter has too many holds, or all
+/// holds take too much memory.
 pub fn reserve(
     each: &[Reserve<'_>],
     counters: &mut [HeldCounter],
     now: Now,
     room: Room,
     refused: impl Fn(&[Decision]) -> bool,
-) -> Result<CounterOutcomes, Exhausted> {
+) -> Option<CounterOutcomes> {
     reserve_stored(each, counters, now, room, refused, |counters| SmallVec::from_elem(None, counters.len()))
 }
 
@@ -74,12 +71,14 @@ pub(crate) fn reserve_stored(
     room: Room,
     refused: impl Fn(&[Decision]) -> bool,
     store: impl FnOnce(&[HeldCounter]) -> SmallVec<[Option<OnFull>; 2]>,
-) -> Result<CounterOutcomes, Exhausted> {
+) -> Option<CounterOutcomes> {
     let mut draft = ReservationDraft::new(each, counters, now);
     if refused(&draft.decisions) {
-        return Ok(draft.not_held(each, counters, now, |_| true));
+        return Some(draft.not_held(each, counters, now, |_| true));
     }
-    draft.require_room(each, counters, now, room)?;
+    if !draft.has_room(each, counters, room) {
+        return None;
+    }
     draft.set(each, counters, now, |(_, after)| after);
     let missing = store(counters);
     for (Reserve { counter, .. }, decision) in each.iter().zip(&mut draft.decisions) {
@@ -89,9 +88,9 @@ pub(crate) fn reserve_stored(
     }
     if refused(&draft.decisions) {
         draft.set(each, counters, now, |(before, _)| before);
-        return Ok(draft.not_held(each, counters, now, |counter| missing[counter].is_none()));
+        return Some(draft.not_held(each, counters, now, |counter| missing[counter].is_none()));
     }
-    Ok(draft.hold(each, counters, now))
+    Some(draft.hold(each, counters, now))
 }
 
 impl ReservationDraft {
@@ -159,21 +158,7 @@ impl ReservationDraft {
         Decisions::new(self.decisions, charged).into()
     }
 
-    /// Fails unless there is room for the new holds, at least after those are forgotten that ended long ago.
-    fn require_room(
-        &self,
-        each: &[Reserve<'_>],
-        counters: &mut [HeldCounter],
-        now: Now,
-        room: Room,
-    ) -> Result<(), Exhausted> {
-        if self.has_room(each, counters, room) {
-            return Ok(());
-        }
-        counters.iter_mut().for_each(|counter| counter.forget_side_data(now.now));
-        if self.has_room(each, counters, room) { Ok(()) } else { Err(Exhausted) }
-    }
-
+    /// Whether there is room for the new holds. Those that ended long ago are forgotten already.
     fn has_room(&self, each: &[Reserve<'_>], counters: &[HeldCounter], room: Room) -> bool {
         let mut more: SmallVec<[usize; 2]> = SmallVec::from_elem(0, counters.len());
         let mut bytes = 0;

@@ -12,7 +12,7 @@ use crate::{
     HoldTerms, LimitOrigin, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, UnknownId,
     held_counter::{
         HeldCounter, Room, TakenBack,
-        draft::{Exhausted, Reserve, reserve},
+        draft::{Reserve, reserve},
         peek,
     },
     holds::Holds,
@@ -62,7 +62,7 @@ impl HeldCounter {
     ) -> Option<OwnLimitRefusal> {
         let before = self.side_data().and_then(|side_data| side_data.own.as_deref());
         let applies = before.filter(|before| before.terms(now).is_some());
-        let version = applies.map_or(0, OwnLimit::version);
+        let version = applies.map_or(0, |applies| applies.version);
         if change.replaces.is_some_and(|replaced| replaced != version) {
             return Some(OwnLimitRefusal::OtherVersion);
         }
@@ -117,8 +117,8 @@ impl HeldCounter {
                 let each = [Reserve { counter: 0, limit, terms, hits: *hits, leased: self.leased() }];
                 let counters = std::slice::from_mut(self);
                 match reserve(&each, counters, now, room, |decisions| !decisions[0].verdict.passes()) {
-                    Ok(reserved) => (OperationOutcome::reserved(&reserved)[0].clone(), reserved.is_held),
-                    Err(Exhausted) => (OperationOutcome::exhausted(), false),
+                    Some(reserved) => (OperationOutcome::reserved(&reserved)[0].clone(), reserved.is_held),
+                    None => (OperationOutcome::exhausted(), false),
                 }
             }
             CounterOperation::Settle { id, actual, unknown } => {

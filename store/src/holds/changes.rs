@@ -28,12 +28,6 @@ impl PartialEq for HoldChanges {
 impl Eq for HoldChanges {}
 
 impl HoldChanges {
-    /// The changes of decoded holds, with the number of the last one. `gone` is present in a partial copy.
-    pub(super) fn decoded(last: u64, gone: Option<Vec<HoldId>>, positions: Vec<Option<u16>>) -> Self {
-        let is_partial = gone.is_some();
-        Self { last, copied: None, gone: gone.unwrap_or_default(), is_partial, positions }
-    }
-
     /// The number of the next change of the ended holds.
     pub(super) fn next(&mut self) -> Uncompared<u64> {
         self.last += 1;
@@ -50,10 +44,6 @@ impl HoldChanges {
         } else {
             (self.copied, self.gone) = (None, Vec::new());
         }
-    }
-
-    pub(super) fn gone(&self) -> &[HoldId] {
-        &self.gone
     }
 
     /// The approximate memory, in bytes.

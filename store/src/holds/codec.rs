@@ -1,8 +1,7 @@
 //! The wire format of holds. Their instants are sent as ages, except the ends of windows.
 
-use serde::Deserialize;
 use tollgate_counter::{
-    packed_counter::{Age, DecodeClock, Decoded, put},
+    packed_counter::{Age, DecodeClock, DecodeError, put, take},
     time::Timestamp,
 };
 
@@ -23,9 +22,6 @@ const ID_BYTES_MAX: usize = 6;
 /// The largest encoded position of an entry, in bytes.
 const POSITION_BYTES_MAX: usize = 4;
 
-/// Holds, the ids of those that are gone unless all holds are here, and the positions of their entries.
-type ChangedHolds = (Holds, Option<Vec<HoldId>>, Vec<Option<u16>>);
-
 impl Holds {
     /// The encoded holds.
     pub(crate) fn write(&self, now: Timestamp) -> Vec<u8> {
@@ -41,7 +37,6 @@ impl Holds {
 
     /// The size of the encoded holds at any instant, in bytes, at most.
     pub(crate) fn encoded_bytes_max(&self) -> usize {
-        let gone = self.changes.gone();
         LIMIT_BYTES_MAX
             + 4 * ID_BYTES_MAX
             + self.each.len() * (HOLD_BYTES_MAX + ID_BYTES_MAX)
@@ -49,12 +44,12 @@ impl Holds {
             + self.id_bytes
             + 1
             + self.changes.positions.len() * POSITION_BYTES_MAX
-            + gone.iter().map(|id| ID_BYTES_MAX + id.bytes.len()).sum::<usize>()
+            + self.changes.gone.iter().map(|id| ID_BYTES_MAX + id.bytes.len()).sum::<usize>()
     }
 
     /// Decodes holds.
-    pub(crate) fn read(bytes: &[u8], clock: DecodeClock) -> Decoded<Holds> {
-        read_all(bytes, |holds: Self| holds.decoded(None, Vec::new(), clock))
+    pub(crate) fn read(bytes: &[u8], clock: DecodeClock) -> Result<Self, DecodeError> {
+        take::<Self>(bytes)?.decoded(None, Vec::new(), clock)
     }
 
     /// Whether the copy is one of changes, or accompanies the changes of its counter.
@@ -63,8 +58,9 @@ impl Holds {
     }
 
     /// Decodes a copy of the changes since an earlier copy, or one that accompanies the changes of a counter.
-    pub(crate) fn read_changes(bytes: &[u8], clock: DecodeClock) -> Decoded<Holds> {
-        read_all(bytes, |(holds, gone, positions): ChangedHolds| holds.decoded(gone, positions, clock))
+    pub(crate) fn read_changes(bytes: &[u8], clock: DecodeClock) -> Result<Self, DecodeError> {
+        let (holds, gone, positions) = take::<(Self, _, _)>(bytes)?;
+        holds.decoded(gone, positions, clock)
     }
 
     fn decoded(
@@ -72,31 +68,21 @@ impl Holds {
         gone: Option<Vec<HoldId>>,
         positions: Vec<Option<u16>>,
         clock: DecodeClock,
-    ) -> Decoded<Holds> {
+    ) -> Result<Self, DecodeError> {
         let is_valid = self.each.len() <= HOLDS_MAX
             && self.each.iter().all(|hold| hold.ttl <= HOLD_TTL_MAX)
             && gone.as_ref().is_none_or(|gone| gone.len() <= HOLDS_MAX)
             && (positions.is_empty() || positions.len() == self.each.len());
         if !is_valid {
-            return Decoded::Malformed;
+            return Err(DecodeError::Malformed);
         }
         let instant = |age: Timestamp| clock.instant(Age::from_bits(age.as_nanos()));
-        let last = self.ended.values().map(|ended| ended.change.0).max();
-        let changes = HoldChanges::decoded(last.unwrap_or_default(), gone, positions);
+        let last = self.ended.values().map(|ended| ended.change.0).max().unwrap_or_default();
+        let is_partial = gone.is_some();
+        let gone = gone.unwrap_or_default();
+        let changes = HoldChanges { last, copied: None, gone, is_partial, positions };
         let mut holds = Self { changes, ..self.with_bytes_of_ids() };
         holds.forget_oldest();
-        Decoded::Known(holds.moved(instant, |end| clock.window_end(end)))
-    }
-}
-
-/// Decodes all of `bytes`.
-fn read_all<'b, T: Deserialize<'b>>(
-    bytes: &'b [u8],
-    read: impl FnOnce(T) -> Decoded<Holds>,
-) -> Decoded<Holds> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((holds, [])) => read(holds),
-        Err(postcard::Error::SerdeDeCustom) => Decoded::Unknown,
-        Ok(_) | Err(_) => Decoded::Malformed,
+        Ok(holds.moved(instant, |end| clock.window_end(end)))
     }
 }

@@ -75,11 +75,6 @@ impl Hold {
 }
 
 impl Holds {
-    /// Makes all of them new for the next copy of changes.
-    pub(super) fn forget_copies(&mut self) {
-        self.each.iter_mut().for_each(|hold| hold.copied.0 = 0);
-    }
-
     /// A copy of everything. The next copy of changes has what changes from now on.
     pub(crate) fn copy_all(&mut self) -> Self {
         for hold in &mut self.each {
@@ -187,7 +182,8 @@ impl Holds {
         let limit = self.limit.clone();
         self.observe(&limit, counter, now);
         there.adopt(&limit);
-        there.forget_copies();
+        // All of them are new for the next copy of changes.
+        there.each.iter_mut().for_each(|hold| hold.copied.0 = 0);
         base.adopt(&limit);
 
         let mut ended_there = base.ids_without(&there);

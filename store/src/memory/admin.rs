@@ -1,15 +1,13 @@
 //! What operators see of counters: their states, and the decisions that a check set would get.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 use tollgate_counter::{
-    algorithm::{Decision, Limit, PenaltyState},
+    algorithm::{Decision, Limit},
     time::Timestamp,
 };
 
 use crate::{
-    Decisions, OpenHolds, OwnLimitState, OwnTerms, Subscribers,
+    Decisions, OwnTerms,
     operation::{CounterDetails, HoldOutcome, OperationOutcome},
 };
 
@@ -29,23 +27,8 @@ pub struct CounterState {
     pub idle_at: Option<Timestamp>,
     /// The answer to a peek.
     pub peek: Decision,
-    /// The open holds, if the caller requests them.
-    pub holds: Arc<OpenHolds>,
-    /// The record of refusals, if the caller requests it.
-    pub penalty: Option<PenaltyState>,
-    /// Clients with parts of the limit, if a replica of a cluster divides it.
-    pub subscribers: Option<Arc<Subscribers>>,
-    /// The limit of its own.
-    pub own_limit: Option<OwnLimitState>,
-}
-
-/// A counter before and after its replacement.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Replacement {
-    /// The counter before its replacement.
-    pub before: CounterState,
-    /// The counter after its replacement.
-    pub after: CounterState,
+    /// What a peek does not tell.
+    pub details: CounterDetails,
 }
 
 impl CounterState {
@@ -59,16 +42,11 @@ impl CounterState {
         let is_used = peek.remaining < limit.allowance() && !peek.reset_after.is_zero();
         let idle_at = is_used.then(|| now.after(peek.reset_after));
         let remembered = details.penalty.map(|penalty| now.after(penalty.forgotten_after));
-        Self::new(idle_at.max(remembered), peek, details)
-    }
-
-    pub(super) fn new(idle_at: Option<Timestamp>, peek: Decision, details: CounterDetails) -> Self {
-        let CounterDetails { holds, penalty, subscribers, own_limit } = details;
-        Self { idle_at, peek, holds, penalty, subscribers, own_limit }
+        Self { idle_at: idle_at.max(remembered), peek, details }
     }
 
     /// The limit of its own that decides.
     pub fn own_terms(&self) -> Option<&OwnTerms> {
-        self.own_limit.as_ref()?.terms.as_ref()
+        self.details.own_limit.as_ref()?.terms.as_ref()
     }
 }

@@ -7,7 +7,7 @@ use tollgate_counter::{algorithm::Decision, descriptor::Key, time::Timestamp};
 
 use crate::{
     Check, Checks, CounterOutcomes, HoldId, HoldTerms, NotLocal, Slot,
-    held_counter::{Exhausted, HeldCounter, Reserve, reserve_stored},
+    held_counter::{HeldCounter, Reserve, reserve_stored},
     memory::{LockedSlots, Memory, tables::Taken},
     table::SlotTable,
 };
@@ -71,20 +71,16 @@ impl Memory {
             taken.counter = counter;
             let key = taken.key;
             self.tables.put(locked.table(key), taken, now);
-            if reserved.as_ref().is_ok_and(|reserved| reserved.is_held) {
+            if reserved.as_ref().is_some_and(|reserved| reserved.is_held) {
                 locked.record_change(key);
             }
         }
-        match reserved {
-            Ok(reserved) => {
-                let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
-                Ok(CounterOutcomes { decisions: reserved.decisions.with_own(displayed), ..reserved })
-            }
-            Err(Exhausted) => {
-                self.count_exhausted();
-                Err(ReserveError::Exhausted)
-            }
-        }
+        let Some(reserved) = reserved else {
+            self.count_exhausted();
+            return Err(ReserveError::Exhausted);
+        };
+        let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
+        Ok(CounterOutcomes { decisions: reserved.decisions.with_own(displayed), ..reserved })
     }
 
     /// Ends the holds of a slot that have expired, and forgets side data that no longer changes an answer.

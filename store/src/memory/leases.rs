@@ -46,7 +46,7 @@ impl Leases<'_> {
         let charge = Operation::Charge(all.saturating_add(granted.hits));
         let decision = limit.without_rate(granted.rate).decide(&mut locked.copy(key, limit), now, charge);
         decision.verdict.passes().then(|| {
-            locked.set_leased(key, all);
+            locked.change_side_data(key, |side_data| side_data.leased = all);
             Decision { receipt: None, ..decision }
         })
     }

@@ -129,7 +129,7 @@ impl LockedSlots<'_> {
         let limit = held.limit_without_holds(limit);
         let idle_at = Some(limit.idle_at(&counter)).filter(|idle_at| self.now < *idle_at);
         let peek = limit.decide(&mut counter, self.now, Operation::Peek);
-        CounterState::new(idle_at, own.map_or(peek, |own| own.allowed(peek)), details)
+        CounterState { idle_at, peek: own.map_or(peek, |own| own.allowed(peek)), details }
     }
 
     /// Records that the counter of `key` has changed.
@@ -198,11 +198,6 @@ impl LockedSlots<'_> {
         self.table_ref(key).side_data(key).map_or(0, |side_data| side_data.leased)
     }
 
-    /// Sets the leased hits of `key`.
-    pub(super) fn set_leased(&mut self, key: Key, hits: u64) {
-        self.change_side_data(key, |side_data| side_data.leased = hits);
-    }
-
     /// Changes the side data of `key`.
     pub(super) fn change_side_data<R>(&mut self, key: Key, change: impl FnOnce(&mut SideData) -> R) -> R {
         let resources = &self.memory.tables.resources;
@@ -236,7 +231,7 @@ impl LockedSlots<'_> {
     pub(super) fn held(&self, key: Key) -> HeldCounter {
         let table = self.table_ref(key);
         let side_data = table.side_data(key).map(|side_data| Box::new(side_data.clone()));
-        HeldCounter::new(table.get(key).cloned(), side_data)
+        HeldCounter { packed: table.get(key).cloned(), side_data }
     }
 
     /// Checks that no decision depends on leased hits. Changes nothing.

@@ -30,7 +30,8 @@ pub(super) struct OwnershipTable {
 #[derive(Debug, Default)]
 pub(super) struct SlotOwnership {
     owned: bool,
-    seq: u64,
+    // The number of changes since it was acquired.
+    pub(super) seq: u64,
     changed: ChangedCounters,
 }
 
@@ -139,10 +140,6 @@ impl SlotOwnership {
 
     pub(super) fn is_owned(&self) -> bool {
         self.owned
-    }
-
-    pub(super) fn seq(&self) -> u64 {
-        self.seq
     }
 
     /// Takes the changes since the last call.

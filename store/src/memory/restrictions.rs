@@ -130,7 +130,7 @@ mod tests {
             for _ in 0..13 {
                 apply(&memory, &check, SHOWN);
             }
-            let penalty = |now| memory.peek(check.key, &limit, now).penalty.unwrap();
+            let penalty = |now| memory.peek(check.key, &limit, now).details.penalty.unwrap();
             assert_eq!(penalty(SHOWN).ends_after, Some(Duration::from_nanos(DAY / 100)));
             memory.give_up_lead(LEAD);
             assert_eq!(penalty(NOW).ends_after, Some(Duration::from_nanos(DAY / 10)), "{limit:?}");

@@ -12,6 +12,7 @@ use crate::{
         ownership::{ChangedCounters, SlotOwnership},
     },
     slot::ByKey,
+    slot_data::HeldConsumption,
 };
 
 /// Slots in a cluster. Without a cluster, a store owns all slots and these methods do nothing.
@@ -23,7 +24,7 @@ impl Memory {
 
     /// The number of changes to `slot` since it was acquired; 0 if it is not owned.
     pub fn version_seq(&self, slot: Slot) -> u64 {
-        self.ownerships.as_ref().map_or(0, |ownerships| ownerships.lock(slot).seq())
+        self.ownerships.as_ref().map_or(0, |ownerships| ownerships.lock(slot).seq)
     }
 
     /// Releases `slot` and returns its data with the number of changes. Its leases are dropped. `None` if it was not
@@ -41,7 +42,7 @@ impl Memory {
         };
         let side_data = table.take_all_side_data(&self.tables.resources);
         let bytes = table.bytes();
-        let seq = ownership.seq();
+        let seq = ownership.seq;
         let data = SlotData::all(self.with_keys(slot, table.into_counters()), side_data);
         let data = data.with_lead(self.restrictions.lead());
         self.tables.resources.budget.change_table(bytes, 0);
@@ -132,7 +133,10 @@ impl Memory {
             ownerships.record_change(slot, &mut ownership, key, &table);
         }
         for (key, there) in held {
-            self.tables.absorb_held(&mut table, key, there, self.at(now));
+            let HeldConsumption { now: there, base } = there;
+            self.tables.with_held(&mut table, key, now, |counter| {
+                counter.absorb(there, base, self.at(now), self.tables.room());
+            });
             ownerships.record_change(slot, &mut ownership, key, &table);
         }
         for (key, usage) in pending {
@@ -202,14 +206,14 @@ impl Memory {
         };
         let table = self.tables.lock(slot);
         let ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
-        let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq());
+        let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq);
         let counters = table.copies();
         let side_data = table.copies_of_side_data();
         let granted = table.granted();
         drop((ownership, table));
         let rest = SlotData::all(std::iter::empty(), side_data);
         let rest = StoredSlot { slot, epoch, seq, data: rest.with_lead(self.restrictions.lead()) };
-        SlotSnapshot::new(rest, counters, granted, self.slots())
+        SlotSnapshot { rest, counters, granted, slots: self.slots() }
     }
 
     fn copies_of(
@@ -225,7 +229,7 @@ impl Memory {
             return SlotChanges::default();
         }
         ownerships.unflag(slot);
-        let seq = ownership.seq();
+        let seq = ownership.seq;
         let ChangedCounters { are_all, keys, .. } = which(&mut ownership);
         let data = if are_all {
             let copies = table.copy_all(resources);
@@ -303,7 +307,5 @@ impl Memory {
     }
 }
 
-#[cfg(test)]
-mod backup_laws;
 #[cfg(test)]
 mod tests;

@@ -19,8 +19,7 @@ use crate::{
     budget::Budget,
     held_counter::{HeldCounter, Room, TakenBack},
     operation::{CounterOperation, OperationOutcome},
-    side_data::{SideData, SideDataSize},
-    slot_data::HeldConsumption,
+    side_data::SideDataSize,
     table::{BYTES_FIRST, SlotTable, TableResources},
 };
 
@@ -90,17 +89,6 @@ impl Tables {
     /// The number of slots.
     pub(super) fn slots(&self) -> usize {
         self.each.len()
-    }
-
-    /// The slot of a key.
-    pub(super) fn slot(&self, key: Key) -> Slot {
-        Slot::for_key(key, self.slots())
-    }
-
-    /// All slots, owned or not.
-    pub(super) fn each_slot(&self) -> impl Iterator<Item = Slot> + use<> {
-        // At most 65,536, so they fit.
-        (0..self.slots()).map(|slot| Slot(slot as u16))
     }
 
     /// Locks the table of a slot.
@@ -216,24 +204,6 @@ impl Tables {
         stored
     }
 
-    /// Merges what another replica has made of the counter of `key` and of its holds.
-    pub(super) fn absorb_held(&self, table: &mut SlotTable, key: Key, there: HeldConsumption, at: Now) {
-        let HeldConsumption { now: there, base } = there;
-        self.with_held(table, key, at.now, |counter| counter.absorb(there, base, at, self.room()));
-    }
-
-    /// Restores the side data of `key` from a snapshot, if there is memory.
-    pub(super) fn restore_side_data(&self, key: Key, side_data: Box<SideData>) {
-        if side_data.size().bytes <= self.room().bytes {
-            self.lock(self.slot(key)).put_side_data(
-                key,
-                Some(side_data),
-                SideDataSize::default(),
-                &self.resources,
-            );
-        }
-    }
-
     /// Merges pending usage into the counter of `key` and ends its holds that have expired, and returns whether that
     /// changed the counter.
     pub(super) fn catch_up(&self, table: &mut SlotTable, key: Key, limit: &Limit, at: Now) -> bool {
@@ -266,15 +236,14 @@ impl Tables {
         let is_stored = packed.is_some();
         let side_data = table.take_side_data(key);
         let size = side_data.as_ref().map(|side_data| side_data.size()).unwrap_or_default();
-        let counter = HeldCounter::new(packed, side_data);
+        let counter = HeldCounter { packed, side_data };
         Taken { key, heap: counter.packed_heap_bytes(), counter, size, is_stored }
     }
 
     /// Puts a counter and its holds back, and returns whether the counter is stored.
     pub(super) fn put(&self, table: &mut SlotTable, taken: Taken, now: Timestamp) -> bool {
         let is_stored = self.keep_place(table, &taken, &taken.counter, now);
-        let Taken { key, counter, heap, size, .. } = taken;
-        let (packed, side_data) = counter.into_parts();
+        let Taken { key, counter: HeldCounter { packed, side_data }, heap, size, .. } = taken;
         match (packed, table.get_mut(key)) {
             (Some(packed), Some(place)) => {
                 self.resources.budget.change(heap, packed.heap_bytes());

@@ -1,7 +1,7 @@
 //! The encoded form of side data: a record with a tag for each kind.
 
 use tollgate_counter::{
-    packed_counter::{DecodeClock, Decoded},
+    packed_counter::{DecodeClock, DecodeError},
     time::Timestamp,
 };
 
@@ -49,15 +49,15 @@ impl SideData {
     }
 
     /// Decodes a record of [`SideData::write`] into this side data. An unknown one is left to the caller.
-    pub(crate) fn read(&mut self, tag: u8, fields: &[u8], clock: DecodeClock) -> Decoded<()> {
-        let mut set_holds = |holds| self.holds = Some(Box::new(holds));
+    pub(crate) fn read(&mut self, tag: u8, fields: &[u8], clock: DecodeClock) -> Result<(), DecodeError> {
         match tag {
-            HOLDS => Holds::read(fields, clock).map(&mut set_holds),
-            CHANGED_HOLDS => Holds::read_changes(fields, clock).map(&mut set_holds),
-            OWN_LIMIT_TAG => OwnLimit::read(fields, clock).map(|own| self.own = Some(Box::new(own))),
-            PENDING => CounterUsage::read(fields, clock).map(|usage| self.pending.push(usage)),
-            _ => Decoded::Unknown,
+            HOLDS => self.holds = Some(Box::new(Holds::read(fields, clock)?)),
+            CHANGED_HOLDS => self.holds = Some(Box::new(Holds::read_changes(fields, clock)?)),
+            OWN_LIMIT_TAG => self.own = Some(Box::new(OwnLimit::read(fields, clock)?)),
+            PENDING => self.pending.push(CounterUsage::read(fields, clock)?),
+            _ => return Err(DecodeError::Unknown),
         }
+        Ok(())
     }
 
     /// Retains a record that this version does not know.

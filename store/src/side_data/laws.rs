@@ -5,7 +5,7 @@ use std::time::Duration;
 use tollgate_counter::{
     algorithm::{Granted, HitRate, Limit, Operation, laws::every_limit},
     descriptor::Key,
-    packed_counter::{DecodeClock, Decoded},
+    packed_counter::{DecodeClock, DecodeError},
     time::{SECOND, Timestamp},
 };
 
@@ -196,11 +196,11 @@ fn shared_store_reads_side_data_as_written() {
     for_each_kind(|kind, memory, _| {
         let slot = memory.slot(KEY);
         let side_data = memory.with_side_data(slot, KEY, |side_data| side_data.unwrap().copy());
-        let counter = HeldCounter::new(None, side_data.boxed());
+        let counter = HeldCounter { packed: None, side_data: side_data.boxed() };
         match HeldCounter::read(&counter.write()) {
-            Decoded::Known(read) => assert_eq!(read, counter, "{}", kind.name),
-            Decoded::Unknown => assert_eq!(kind.name, "unknown records"),
-            Decoded::Malformed => panic!("{}", kind.name),
+            Ok(read) => assert_eq!(read, counter, "{}", kind.name),
+            Err(DecodeError::Unknown) => assert_eq!(kind.name, "unknown records"),
+            Err(DecodeError::Malformed) => panic!("{}", kind.name),
         }
     });
 }
@@ -256,7 +256,7 @@ fn later_one_of_two_own_limits_stays_when_owners_meet() {
     });
     let slot = earlier.slot(KEY);
     let version = |memory: &Memory| {
-        memory.with_side_data(slot, KEY, |side_data| side_data.unwrap().own.as_ref().unwrap().version())
+        memory.with_side_data(slot, KEY, |side_data| side_data.unwrap().own.as_ref().unwrap().version)
     };
     let newest = version(&later);
     for [here, there] in [[&earlier, &later], [&later, &earlier]] {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use tollgate_counter::{
     algorithm::OwnTerms,
     descriptor::Key,
-    packed_counter::{Age, DecodeClock, Decoded, put},
+    packed_counter::{Age, DecodeClock, DecodeError, put, take},
     time::Timestamp,
 };
 
@@ -123,7 +123,7 @@ impl OwnLimitPosition {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct OwnLimit {
     terms: Option<OwnTerms>,
-    version: u64,
+    pub(crate) version: u64,
     // The instant from which nothing of it is retained.
     ends_at: Option<Timestamp>,
     record: Box<[u8]>,
@@ -146,10 +146,7 @@ impl SlotOwnLimits {
 
 /// Decodes a record of a limit of its own, in a value of a shared store.
 pub fn read_own_limit(fields: &[u8], now: Timestamp) -> Option<OwnLimitState> {
-    match OwnLimit::read(fields, Timestamp::EPOCH.into()) {
-        Decoded::Known(own) => Some(own.state(now)),
-        Decoded::Unknown | Decoded::Malformed => None,
-    }
+    OwnLimit::read(fields, Timestamp::EPOCH.into()).ok().map(|own| own.state(now))
 }
 
 impl OwnLimit {
@@ -189,11 +186,6 @@ impl OwnLimit {
         self.ends_at.unwrap_or(Timestamp::MAX)
     }
 
-    /// The version.
-    pub(crate) fn version(&self) -> u64 {
-        self.version
-    }
-
     /// The own limit as it applies at `now`.
     pub(crate) fn state(&self, now: Timestamp) -> OwnLimitState {
         let terms = self.terms(now).cloned();
@@ -223,15 +215,11 @@ impl OwnLimit {
     }
 
     /// Decodes an own limit.
-    pub(super) fn read(bytes: &[u8], clock: DecodeClock) -> Decoded<Self> {
-        type Fields = (Option<OwnTerms>, u64, Option<Age>, Box<[u8]>);
-        match postcard::take_from_bytes::<Fields>(bytes) {
-            Ok(((terms, version, ends, record), [])) if record.len() <= OWN_RECORD_MAX => {
-                let ends_at = ends.map(|ends| clock.instant(ends));
-                Decoded::Known(Self { terms, version, ends_at, record })
-            }
-            Err(postcard::Error::SerdeDeCustom) => Decoded::Unknown,
-            Ok(_) | Err(_) => Decoded::Malformed,
+    pub(super) fn read(bytes: &[u8], clock: DecodeClock) -> Result<Self, DecodeError> {
+        let (terms, version, ends_at, record): (_, _, Option<Age>, Box<[u8]>) = take(bytes)?;
+        if record.len() > OWN_RECORD_MAX {
+            return Err(DecodeError::Malformed);
         }
+        Ok(Self { terms, version, ends_at: ends_at.map(|ends_at| clock.instant(ends_at)), record })
     }
 }

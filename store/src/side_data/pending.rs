@@ -1,7 +1,7 @@
 //! Usage on another replica that is still to be merged into a counter.
 
 use tollgate_counter::{
-    packed_counter::{DecodeClock, Decoded, PackedCounter, number_bytes, put_tagged, tagged},
+    packed_counter::{DecodeClock, DecodeError, PackedCounter, number_bytes, put_tagged, tagged},
     time::Timestamp,
 };
 
@@ -53,14 +53,14 @@ impl CounterUsage {
     }
 
     /// Decodes usage.
-    pub(super) fn read(bytes: &[u8], clock: DecodeClock) -> Decoded<Self> {
-        let Some((tag, packed, rest)) = tagged(bytes) else { return Decoded::Malformed };
-        PackedCounter::read(tag, packed, clock).and_then(|packed| match tagged(rest) {
-            Some((tag, base, [])) => {
-                PackedCounter::read(tag, base, clock).map(|base| Self { packed, base: Some(base) })
-            }
-            None if rest.is_empty() => Decoded::Known(Self { packed, base: None }),
-            Some(_) | None => Decoded::Malformed,
-        })
+    pub(super) fn read(bytes: &[u8], clock: DecodeClock) -> Result<Self, DecodeError> {
+        let (tag, packed, rest) = tagged(bytes).ok_or(DecodeError::Malformed)?;
+        let packed = PackedCounter::read(tag, packed, clock)?;
+        let base = match tagged(rest) {
+            Some((tag, base, [])) => Some(PackedCounter::read(tag, base, clock)?),
+            None if rest.is_empty() => None,
+            Some(_) | None => return Err(DecodeError::Malformed),
+        };
+        Ok(Self { packed, base })
     }
 }

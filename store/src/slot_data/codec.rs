@@ -6,7 +6,7 @@
 use tollgate_counter::{
     descriptor::Key,
     packed_counter::{
-        Age, DecodeClock, Decoded, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put, put_tagged, tagged,
+        Age, DecodeClock, DecodeError, NUMBER_BYTES_MAX, PackedCounter, number_bytes, put, put_tagged, tagged,
     },
     time::{Lead, Timestamp},
 };
@@ -105,26 +105,25 @@ impl SlotData {
         let decoded = match tag {
             REMOVED if body.is_empty() => {
                 self.removed.insert(key);
-                Decoded::Known(())
+                Ok(())
             }
-            REMOVED => Decoded::Malformed,
+            REMOVED => Err(DecodeError::Malformed),
             SIDE_DATA_MIN.. => self.side_data.entry(key).or_default().read(tag, body, clock),
             _ => PackedCounter::read(tag, body, clock).and_then(|packed| match self.extent {
-                SlotDataExtent::All if packed.is_partial() => Decoded::Malformed,
+                SlotDataExtent::All if packed.is_partial() => Err(DecodeError::Malformed),
                 SlotDataExtent::All | SlotDataExtent::Some => {
                     self.counters.insert(key, packed);
-                    Decoded::Known(())
+                    Ok(())
                 }
             }),
         };
-        match decoded {
-            Decoded::Known(()) => Ok(()),
-            Decoded::Unknown => {
+        decoded.or_else(|error| match error {
+            DecodeError::Unknown => {
                 self.side_data.entry(key).or_default().add_unknown(tag, body);
                 Ok(())
             }
-            Decoded::Malformed => Err(SlotDecodeError::Malformed),
-        }
+            DecodeError::Malformed => Err(SlotDecodeError::Malformed),
+        })
     }
 }
 

@@ -307,7 +307,7 @@ impl Replay {
                 ([true, true] | [false, false], _) | (_, None) => continue,
             };
             self.refused_only[rule][only] += 1;
-            self.users_refused_only[only].add(u128::from(user) << 64 | rule as u128, || {
+            self.users_refused_only[only].add(u128::from(user) << 64 | rule as u128, 1, || {
                 let entries = event.entries().skip(range.start).take(range.len());
                 let entries = descriptor::format(entries.map(|entry| (entry.key, entry.value)));
                 format!("{} {entries}", event.domain())

@@ -42,35 +42,24 @@ impl Limit {
     }
 
     /// See [`Algorithm::lighten`].
-    pub(in crate::algorithm) fn lighten_by(
-        &self,
-        counter: &mut Counter,
-        held: &HeldCharge,
-        units: u128,
-        now: Timestamp,
-    ) {
+    pub(super) fn lighten_by(&self, counter: &mut Counter, held: &HeldCharge, units: u128, now: Timestamp) {
         each_algorithm!(self, limit => limit.lighten(own(counter), held, units, now));
     }
 
     /// See [`Algorithm::position`].
-    pub(in crate::algorithm) fn position(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
+    pub(super) fn position(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
         each_algorithm!(self, limit => Variant::from_enum(counter)
             .map_or(ChargePosition::Sum, |counter| limit.position(counter, now)))
     }
 
     /// See [`Algorithm::weight`].
-    pub(in crate::algorithm) fn weight(
-        &self,
-        counter: &Counter,
-        position: ChargePosition,
-        now: Timestamp,
-    ) -> u128 {
+    pub(super) fn weight(&self, counter: &Counter, position: ChargePosition, now: Timestamp) -> u128 {
         each_algorithm!(self, limit => Variant::from_enum(counter)
             .map_or(0, |counter| limit.weight(counter, position, now)))
     }
 
     /// See [`Algorithm::units`].
-    pub(in crate::algorithm) fn units(&self, hits: u64) -> u128 {
+    pub(super) fn units(&self, hits: u64) -> u128 {
         each_algorithm!(self, limit => limit.units(hits))
     }
 
@@ -83,7 +72,7 @@ impl Limit {
         now: Timestamp,
     ) -> Decision {
         each_algorithm!(self, limit => {
-            limit.refund_with_held(own(counter), held, hits, now).keep_receipt(|receipt| Some(receipt.into_enum()))
+            limit.refund_with_held(own(counter), held, hits, now).keep_receipt(|receipt| Some(receipt.into()))
         })
     }
 
@@ -96,7 +85,7 @@ impl Limit {
     }
 
     /// See [`Algorithm::converted`].
-    pub(in crate::algorithm) fn converted(&self, units: u128, before: &Self) -> u128 {
+    pub(super) fn converted(&self, units: u128, before: &Self) -> u128 {
         let before: &dyn Any = each_algorithm!(before, limit => limit);
         // Limits of different algorithms that share a counter count in hits.
         each_algorithm!(self, limit => {

@@ -3,50 +3,32 @@
 //! The penalty wraps the counter of its limit, as long as it has a record of refusals; a counter without one is that of
 //! the limit alone. All of them are of the kind of that limit, so a penalty can be added and removed by a reload.
 
-use std::time::Duration;
-
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Counter, Decision, Excess, HeldCharge, Limit, Operation,
-        Penalized, Penalty, PenaltyRecord, Receipt, Verdict, Window, forward, limit::PlainLimit,
+        Algorithm, ChargePosition, Counter, Decision, Excess, HeldCharge, Limit, Operation, Penalized,
+        Penalty, PenaltyRecord, Receipt, Verdict, Window, forward, limit::LimitAndPenalty,
     },
     time::Timestamp,
 };
-
-/// A limit with a penalty, as received from another replica.
-impl From<(PlainLimit, Penalty)> for Penalized {
-    fn from((limit, penalty): (PlainLimit, Penalty)) -> Self {
-        Self::new(limit.into(), penalty)
-    }
-}
 
 impl Penalized {
     /// A limit with a penalty; it replaces one that the limit has.
     pub fn new(limit: Limit, penalty: Penalty) -> Self {
         let limit = match limit {
-            Limit::Penalized(penalized) => penalized.both.0,
+            Limit::Penalized(penalized) => penalized.both.limit,
             other => other,
         };
-        Self { both: Box::new((limit, penalty)) }
+        Self { both: Box::new(LimitAndPenalty { limit, penalty }) }
     }
 
     /// The limit without its penalty.
     pub fn limit(&self) -> &Limit {
-        &self.both.0
+        &self.both.limit
     }
 
     /// The penalty.
     pub fn penalty(&self) -> &Penalty {
-        &self.both.1
-    }
-
-    pub(super) fn limit_mut(&mut self) -> &mut Limit {
-        &mut self.both.0
-    }
-
-    /// The penalty, of another limit.
-    pub(super) fn with(&self, limit: Limit) -> Self {
-        Self::new(limit, *self.penalty())
+        &self.both.penalty
     }
 
     /// Decides a charge outside of a penalty.
@@ -99,10 +81,6 @@ fn during_penalty(decision: Decision, until: Timestamp, now: Timestamp) -> Decis
 impl Algorithm for Penalized {
     type Counter = Counter;
     type Receipt = Receipt;
-    // Of most limits: see `Limit::admission`.
-    const ADMISSION: Admission = Admission::AtOnce;
-    // A borrower would not know of refusals elsewhere.
-    const LEASABLE: bool = false;
 
     fn decide(&self, counter: &mut Counter, now: Timestamp, operation: Operation) -> Decision {
         let until = counter.record().map_or(Timestamp::EPOCH, |record| record.until);
@@ -180,15 +158,10 @@ impl Algorithm for Penalized {
         fn excess() -> Excess;
         fn window() -> Option<&Window>;
         fn hits_per_period() -> u64;
-        fn passing_debt_max() -> u64;
     }
 
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess) {
-        self.limit_mut().change(&number, &excess);
-    }
-
-    fn set_timeout(&mut self, timeout: Duration) {
-        self.limit_mut().set_timeout(timeout);
+        self.both.limit.change(&number, &excess);
     }
 
     fn refund_with_held(

@@ -11,13 +11,15 @@ use crate::time::Timestamp;
 #[derive(Clone, Debug, Default)]
 pub struct LogChanges(Option<Box<SinceCopy>>);
 
-#[derive(Clone, Debug, Default)]
-struct SinceCopy {
+/// The changes since a copy, as they are sent.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct SinceCopy {
+    // The number of entries of the copy that were older than those that it retains and have gone since.
+    gone: u16,
     // The number of entries from the oldest one on that the copy has.
     retained: u16,
-    // The number of entries of the copy that were older and have gone since.
-    gone: u16,
     // Whether the retained entries are missing here, except for the oldest one.
+    #[serde(skip)]
     is_partial: bool,
     // Invariant: positions increase; all of them are those of `retained` entries or between them.
     edits: VecDeque<LogEdit>,
@@ -31,10 +33,6 @@ pub struct LogEdit {
     /// The hits now; 0 if the entry has gone.
     hits: u64,
 }
-
-/// The changes as they are sent: how many of the oldest entries of the earlier copy have gone, how many entries it has
-/// then, and the changed ones of them.
-pub type SentChanges = (u16, u16, Vec<LogEdit>);
 
 impl PartialEq for LogChanges {
     fn eq(&self, _: &Self) -> bool {
@@ -59,18 +57,13 @@ impl LogChanges {
     }
 
     /// The changes of a partial copy as they are sent.
-    pub(super) fn sent(&self) -> Option<SentChanges> {
-        let since = self.0.as_ref().filter(|since| since.is_partial)?;
-        Some((since.gone, since.retained, since.edits.iter().copied().collect()))
+    pub(crate) fn sent(&self) -> Option<&SinceCopy> {
+        self.0.as_deref().filter(|since| since.is_partial)
     }
 
     /// The changes of a partial copy that was sent.
-    pub(super) fn from_sent((gone, retained, edits): SentChanges) -> Self {
-        Self(Some(Box::new(SinceCopy { retained, gone, is_partial: true, edits: edits.into() })))
-    }
-
-    pub(super) fn is_partial(&self) -> bool {
-        self.0.as_ref().is_some_and(|since| since.is_partial)
+    pub(super) fn from_sent(since: SinceCopy) -> Self {
+        Self(Some(Box::new(SinceCopy { is_partial: true, ..since })))
     }
 
     /// The number of entries from the oldest one on that the copy has.
@@ -79,7 +72,7 @@ impl LogChanges {
     }
 
     /// The number of entries after the oldest one that have changed since the last copy.
-    pub(super) fn edited(&self) -> usize {
+    pub(crate) fn edited(&self) -> usize {
         self.0.as_ref().map_or(0, |since| since.edits.len())
     }
 
@@ -133,7 +126,7 @@ impl LogChanges {
 
     /// Whether these changes can be applied to a copy of `entries`.
     pub(super) fn can_follow(&self, entries: usize) -> bool {
-        self.0.as_ref().filter(|since| since.is_partial).is_none_or(|since| {
+        self.sent().is_none_or(|since| {
             let removed = since.edits.iter().filter(|edit| edit.hits == 0).count();
             usize::from(since.retained) + usize::from(since.gone) + removed <= entries
         })

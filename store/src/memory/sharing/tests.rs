@@ -15,6 +15,7 @@ use crate::{
     memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, stored, window},
 };
 
+mod backup_laws;
 mod clocks;
 mod memory_limit;
 

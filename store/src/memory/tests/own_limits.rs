@@ -165,7 +165,7 @@ fn own_limit_without_memory_is_refused_and_changes_nothing() {
     assert!(refused > 100);
     assert_eq!(set(refused), Some(OwnLimitRefusal::NoMemory));
     assert!(memory.stats().bytes <= 1 << 20);
-    assert_eq!(memory.peek(key(&refused.to_string()), rule, NOW).own_limit, None);
+    assert_eq!(memory.peek(key(&refused.to_string()), rule, NOW).details.own_limit, None);
     // Counters are evicted, limits of their own are not.
     for number in 0..100_000 {
         let name = key(&format!("other {number}"));
@@ -181,7 +181,7 @@ fn own_limit_without_memory_is_refused_and_changes_nothing() {
     }
     for number in 0..refused {
         let state = memory.peek(key(&number.to_string()), rule, NOW);
-        assert!(state.own_limit.is_some(), "{number}");
+        assert!(state.details.own_limit.is_some(), "{number}");
     }
 }
 

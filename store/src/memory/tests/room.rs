@@ -56,7 +56,7 @@ fn penalty_evicts_unused_counters_of_other_keys() {
     for _ in 0..200 {
         charge(&memory, key("eve"), &limit, NOW);
     }
-    let penalty = memory.peek(key("eve"), &limit, NOW).penalty;
+    let penalty = memory.peek(key("eve"), &limit, NOW).details.penalty;
     assert!(penalty.is_some_and(|penalty| penalty.penalties > 0), "{:?}", memory.stats());
 }
 
