@@ -129,7 +129,7 @@ impl PackedCounter {
             let packed = counter.pack(algorithm, UsedShare::new(algorithm.allowance(), &decision))?;
             // What is replaced was unpacked, so there is nothing to drop.
             mem::forget(mem::replace(self, packed));
-            Some(decision.keep_receipt(|receipt| keep(receipt.into())))
+            Some(decision.keep_receipt(|receipt| keep(receipt.into_enum())))
         })
     }
 
@@ -184,7 +184,7 @@ impl PackedCounter {
         match self {
             Self::Large(large) => large.counter.clone(),
             Self::Window { .. } | Self::Sliding { .. } | Self::Debt { .. } | Self::Step { .. } => {
-                each_algorithm!(limit.plain(), limit => unpack(self, limit).unwrap_or_default().into())
+                each_algorithm!(limit.plain(), limit => unpack(self, limit).unwrap_or_default().into_enum())
             }
             Self::Penalized(penalized) => {
                 let PenalizedCounter { counter, record } = &**penalized;

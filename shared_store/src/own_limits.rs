@@ -71,9 +71,8 @@ impl StoreParts {
         let (next, records) =
             listed.await.inspect_err(|error| warn!(%error, "cannot list limits of their own")).ok()?;
         let now: Timestamp = self.clocks.now()?.server.now;
-        let limit = |(name, fields): &(Vec<u8>, Vec<u8>)| {
-            Some((self.settings.key_of(name)?, read_own_limit(fields, now)?))
-        };
+        let limit =
+            |[name, fields]: &[Vec<u8>; 2]| Some((self.settings.key_of(name)?, read_own_limit(fields, now)?));
         Some(OwnLimitPage {
             limits: records.iter().filter_map(limit).collect(),
             next: next.map(|(server, cursor)| OwnLimitPosition::at_cursor(server, cursor)),
@@ -117,8 +116,8 @@ fn start_and_master(range: Value) -> Option<(u16, Value)> {
     Some((u16::try_from(start).ok()?, parts.nth(1)?))
 }
 
-/// The cursor, the names and the records of an answer of the script.
-fn read(value: Value) -> Option<(u64, Vec<(Vec<u8>, Vec<u8>)>)> {
+/// The cursor of an answer of the script, and the names with their records.
+fn read(value: Value) -> Option<(u64, Vec<[Vec<u8>; 2]>)> {
     let Value::Array(items) = value else { return None };
     let mut items = items.into_iter().map(|item| match item {
         Value::BulkString(bytes) => Some(bytes),
@@ -126,8 +125,7 @@ fn read(value: Value) -> Option<(u64, Vec<(Vec<u8>, Vec<u8>)>)> {
     });
     let cursor = str::from_utf8(&items.next()??).ok()?.parse().ok()?;
     let flat = items.collect::<Option<Vec<_>>>()?;
-    let pairs = flat.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone()));
-    Some((cursor, pairs.collect()))
+    Some((cursor, flat.as_chunks().0.to_vec()))
 }
 
 fn unexpected() -> RedisError {

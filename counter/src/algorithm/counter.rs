@@ -149,6 +149,12 @@ pub(crate) fn own<C: Variant<Counter> + Default>(counter: &mut Counter) -> &mut 
 
 /// One variant of the enum `E`. A counter with a record has the variant of the counter without it.
 pub trait Variant<E>: Sized + Into<E> {
+    /// The value as one of the enum.
+    #[inline(always)]
+    fn into_enum(self) -> E {
+        self.into()
+    }
+
     /// The value, if it is of this variant.
     fn from_enum(value: &E) -> Option<&Self>;
     /// The value for changes, if it is of this variant.

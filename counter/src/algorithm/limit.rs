@@ -488,7 +488,7 @@ impl Limit {
     /// Answers `operation`, and charges or refunds `counter` accordingly.
     pub fn decide(&self, counter: &mut Counter, now: Timestamp, operation: Operation) -> Decision {
         each_algorithm!(self, limit => {
-            limit.decide(own(counter), now, operation).keep_receipt(|receipt| Some(receipt.into()))
+            limit.decide(own(counter), now, operation).keep_receipt(|receipt| Some(receipt.into_enum()))
         })
     }
 
@@ -508,7 +508,7 @@ impl Limit {
     /// What was consumed after `base`, an earlier state of the same counter.
     pub fn since(&self, counter: &Counter, base: &Counter, now: Timestamp) -> Counter {
         each_algorithm!(self, limit => match (Variant::from_enum(counter), Variant::from_enum(base)) {
-            (Some(counter), Some(base)) => limit.since(counter, base, now).into(),
+            (Some(counter), Some(base)) => limit.since(counter, base, now).into_enum(),
             // The base is of another kind.
             (Some(_), None) | (None, Some(_) | None) => counter.clone(),
         })

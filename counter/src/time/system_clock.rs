@@ -151,7 +151,7 @@ impl Lead {
     /// The lead that a clock gives up when it follows the wall clock.
     pub fn given_up(comparison: &ClockComparison) -> Option<Self> {
         let is_given_up = matches!(comparison.long_step(), Some(ClockStep::Back(_)));
-        is_given_up.then(|| Self { at: comparison.wall, until: comparison.shown })
+        is_given_up.then_some(Self { at: comparison.wall, until: comparison.shown })
     }
 }
 

@@ -72,7 +72,7 @@ impl Limit {
         now: Timestamp,
     ) -> Decision {
         each_algorithm!(self, limit => {
-            limit.refund_with_held(own(counter), held, hits, now).keep_receipt(|receipt| Some(receipt.into()))
+            limit.refund_with_held(own(counter), held, hits, now).keep_receipt(|receipt| Some(receipt.into_enum()))
         })
     }
 
