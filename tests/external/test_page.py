@@ -229,7 +229,9 @@ def test_cluster_is_shown_by_every_replica_and_follows_its_changes(loaded_cluste
     for page in pages:
         expect(page.locator("tbody tr")).to_have_count(3)
         expect(page.get_by_role("img", name="Slots by owner")).to_be_visible()
-        names = [name.split()[0] for name in page.locator("tbody th").all_inner_texts()]
+        # Each name begins with the address.
+        texts = page.locator("tbody th").all_inner_texts()
+        names = [re.match(r"127\.0\.0\.1:\d+", text)[0] for text in texts]
         assert sorted(names) == sorted(replica.advertised for replica in cluster.replicas)
         slots = page.locator("tbody tr td:nth-child(3)")
         assert sum(int(figure(text)) for text in slots.all_inner_texts()) == 4096
