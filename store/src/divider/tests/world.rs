@@ -259,14 +259,16 @@ impl World {
             self.now = self.now.plus(TICK);
             let assignments = self.dividers.turn(self.now, |_| true);
             self.deliver(assignments);
+            for client in self.clients.values_mut() {
+                let more = client.per_second * TICK as f64 / SECOND as f64;
+                client.tokens = (client.tokens + more).min(client.max);
+            }
             for (index, (stream, demand)) in demands.iter().enumerate() {
                 let buckets = &mut self.buckets;
-                let client = self.clients.entry(*stream).or_insert_with(|| {
+                self.clients.entry(*stream).or_insert_with(|| {
                     let number = buckets.entry(*stream).and_modify(|number| *number += 1).or_default();
                     Client { bucket: *number, ..Client::default() }
                 });
-                client.tokens =
-                    (client.tokens + client.per_second * TICK as f64 / SECOND as f64).min(client.max);
                 let due = self.due.entry((*stream, 0)).or_default();
                 *due += demand * TICK as f64 / SECOND as f64;
                 while self.due[&(*stream, 0)] >= 1.0 {
