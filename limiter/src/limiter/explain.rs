@@ -17,6 +17,7 @@ use tollgate_store::{
 use crate::limiter::{
     ActiveView, Answer, Descriptor, LimiterError, Request, Status, answer,
     check_set::{AppliedLimit, CheckSet, applied_limits, drop_replaced},
+    limit_source::LimitLookupKind,
     request::Charging,
 };
 
@@ -154,7 +155,7 @@ impl ActiveView<'_> {
             .collect();
         drop_replaced(&mut applied);
         self.until_limits_are_known(domain, request).await;
-        self.limiter.limits.apply(domain, request, self.now(), &mut applied);
+        self.limiter.limits.apply(domain, request, self.now(), LimitLookupKind::Other, &mut applied);
         for (part, applied) in parts.iter_mut().zip(&applied) {
             part.stored = applied.stored_terms();
         }
@@ -198,7 +199,7 @@ impl ActiveView<'_> {
         };
         self.until_limits_are_known(keyed, &request).await;
         let mut applied = [AppliedLimit::new(keyed, &descriptor, &request)];
-        self.limiter.limits.apply(keyed, &request, self.now(), &mut applied);
+        self.limiter.limits.apply(keyed, &request, self.now(), LimitLookupKind::Other, &mut applied);
         let [applied] = applied;
         let rule = applied.rule().ok_or(NoCounter::NoRule)?;
         let check = applied.check(keyed, &descriptor).ok_or(NoCounter::Unlimited)?;
@@ -210,7 +211,11 @@ impl ActiveView<'_> {
     /// Waits until the limits are known that the keys of a request look up, as long as a call does.
     async fn until_limits_are_known(&self, domain: KeyedDomain<'_>, request: &Request<'_>) {
         let mut applied = applied_limits(domain, request);
-        self.limiter.limits.apply(domain, request, self.now(), &mut applied).ended(None).await;
+        self.limiter
+            .limits
+            .apply(domain, request, self.now(), LimitLookupKind::Other, &mut applied)
+            .ended(None)
+            .await;
     }
 
     /// The state of a counter, on this replica or another.

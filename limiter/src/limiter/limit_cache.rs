@@ -222,7 +222,6 @@ impl LimitCache {
         if cached.refresh_at <= self.tick(now) || cached.rule != own.fingerprint() {
             self.refresh(key, own, &cached, now, name);
         }
-        self.stats.hits.increase();
         cached.limit(now)
     }
 

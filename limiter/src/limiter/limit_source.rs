@@ -39,9 +39,18 @@ pub(super) struct PendingLimits {
     wait: Duration,
 }
 
+/// For what the limits of a request are looked up.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum LimitLookupKind {
+    /// For a call that has waited for no limit.
+    First,
+    /// For a call that has waited, or for an explanation.
+    Other,
+}
+
 impl LimitSource {
     /// Replaces the limits of rules by those that the store names. Those that it has not named yet are pending, and
-    /// decided by their rules if the caller does not wait.
+    /// decided by their rules if the caller does not wait. Those that are cached are counted for a `lookup` of a call.
     #[cfg(feature = "limits")]
     #[inline]
     pub(super) fn apply<'s>(
@@ -49,6 +58,7 @@ impl LimitSource {
         domain: KeyedDomain<'s>,
         request: &Request<'_>,
         now: Timestamp,
+        lookup: LimitLookupKind,
         applied: &mut [AppliedLimit<'s>],
     ) -> PendingLimits {
         let mut pending = PendingLimits::default();
@@ -56,6 +66,9 @@ impl LimitSource {
         for (applied, descriptor) in applied.iter_mut().zip(&request.descriptors) {
             let AppliedLimit::Rule(matched, ..) = applied else { continue };
             let Some((key, found)) = find(cache, domain, matched, descriptor.entries, now) else { continue };
+            if lookup == LimitLookupKind::First && matches!(found, KeyLimit::Stored(_) | KeyLimit::Absent) {
+                cache.stats.hits.increase();
+            }
             match found {
                 KeyLimit::Stored(known) => applied.store(key, &known.terms, descriptor.entries, request),
                 KeyLimit::Absent => applied.keep(key, KeyLimitOrigin::Rule),
@@ -92,6 +105,7 @@ impl LimitSource {
         _: KeyedDomain<'s>,
         _: &Request<'_>,
         _: Timestamp,
+        _: LimitLookupKind,
         _: &mut [AppliedLimit<'s>],
     ) -> PendingLimits {
         PendingLimits::default()

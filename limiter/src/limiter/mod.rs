@@ -5,7 +5,7 @@ use std::{slice, sync::Arc, time::Duration};
 use answer::SingleAnswer;
 use arc_swap::Guard;
 use check_set::{AppliedLimit, CheckSet, applied_limits};
-use limit_source::LimitSource;
+use limit_source::{LimitLookupKind, LimitSource};
 use metrics::CheckOutcome;
 use tollgate_counter::{
     algorithm::Decision,
@@ -295,7 +295,13 @@ impl ActiveView<'_> {
         if applied.rule().is_some_and(|rule| rule.options().candidate.is_some()) {
             return false;
         }
-        let pending = self.limiter.limits.apply(domain, request, self.now(), slice::from_mut(applied));
+        let pending = self.limiter.limits.apply(
+            domain,
+            request,
+            self.now(),
+            LimitLookupKind::First,
+            slice::from_mut(applied),
+        );
         pending.is_empty() && applied.looked_up().is_none_or(|found| !found.is_unlimited())
     }
 
@@ -307,7 +313,8 @@ impl ActiveView<'_> {
         request: &Request<'_>,
     ) -> Result<AnswerOrPlan<Answer<'s>>, LimiterError> {
         let mut applied = applied_limits(domain, request);
-        let pending = self.limiter.limits.apply(domain, request, self.now(), &mut applied);
+        let pending =
+            self.limiter.limits.apply(domain, request, self.now(), LimitLookupKind::First, &mut applied);
         if !pending.is_empty() {
             return Ok(AnswerOrPlan::Plan(Plan::after(pending, self, request, None)));
         }

@@ -11,6 +11,7 @@ use tollgate_store::{Checks, CounterOutcomes, HoldTerms, Refusal, ReserveError, 
 use crate::limiter::{
     ActiveView, AnswerOrPlan, HeldAnswer, HoldError, HoldRequest, LimiterError, Plan, Request, answer,
     check_set::{AppliedLimit, CheckSet, applied_limits},
+    limit_source::LimitLookupKind,
     plan::RemoteCaller,
 };
 
@@ -30,7 +31,8 @@ impl ActiveView<'_> {
             return Ok(AnswerOrPlan::Answer(HeldAnswer::without_limits(request.descriptors.len())));
         };
         let mut applied = applied_limits(domain, request);
-        let pending = self.limiter.limits.apply(domain, request, self.now(), &mut applied);
+        let pending =
+            self.limiter.limits.apply(domain, request, self.now(), LimitLookupKind::First, &mut applied);
         if !pending.is_empty() {
             return Ok(AnswerOrPlan::Plan(Plan::after(pending, self, request, Some(hold))));
         }

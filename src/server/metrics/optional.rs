@@ -71,7 +71,7 @@ metrics! { LIMITS: LimitValues;
             family.sample(&["skipped"], stats.skipped.get());
         };
     Counter "tollgate_limit_cache_hits_total" []
-        "Descriptors whose limit was cached, or was known to be that of the rule."
+        "Descriptors whose limit was cached, or was known to be that of the rule, when their call came."
         => |all, family| family.value(all.cache.stats.hits.get());
     Gauge "tollgate_limit_cache_entries" []
         "Keys in the cache of limits."

@@ -6,6 +6,7 @@ use tollgate_wire::proto::envoy::service::ratelimit::v3::rate_limit_response::Co
 
 use crate::{
     harness::{Service, cluster_view, http, replica_with, request_for, until, until_linked},
+    metrics::{page, value},
     remote_rules::server::{Reply, RulesServer},
 };
 
@@ -43,10 +44,11 @@ async fn limit_at_a_url_decides_until_the_server_has_none() {
         ("rules.url.timeout", "5s"),
     ];
     let service = Service::start_with(RULES, &settings).await;
-    assert_eq!(limit(&service).await, 2);
+    let hits = async || value(&page(&service).await, "tollgate_limit_cache_hits_total");
+    assert_eq!((limit(&service).await, hits().await), (2, 0.0), "the call waits");
     assert!(server.was_asked_with(0, "get /of/shop/user%3dann%2f1 http/1.1\r\n"), "{:?}", server.heads());
     service.advance(Duration::from_secs(10));
-    assert_eq!(limit(&service).await, 2);
+    assert_eq!((limit(&service).await, hits().await), (2, 1.0), "an old limit is cached");
     until_counted(&service, "unchanged", 1).await;
     assert!(server.was_asked_with(1, "if-none-match: \"one\"\r\n"));
     let large = format!("{{\"requests_per_unit\": 3{}}}", " ".repeat(5_000));
