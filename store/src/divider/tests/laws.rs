@@ -48,7 +48,8 @@ fn phase() -> impl Strategy<Value = Phase> {
         1 => demands().prop_map(Phase::Follow),
         2 => demands().prop_map(Phase::Reopen),
         1 => demands().prop_map(Phase::Restart),
-        2 => (demands(), 0..80_u32).prop_map(|(demands, tenths)| Phase::Snapshot(demands, tenths)),
+        2 => (demands(), prop_oneof![3 => 0..80_u32, 1 => 150..300_u32])
+            .prop_map(|(demands, tenths)| Phase::Snapshot(demands, tenths)),
     ]
 }
 
