@@ -428,25 +428,33 @@ async fn own_limits_follow_the_bounds_of_a_changed_rule() {
     until_limits([900, 5, 0]).await;
 }
 
-#[tokio::test]
-async fn limits_of_a_former_algorithm_return_with_it_and_end_after_a_day() {
-    const DROPPED: &str = "tollgate_own_limit_changes_total{result=\"dropped\"}";
-    let (_folder, file) = token();
-    let service =
-        Service::start_with(RULES, &[("admin.token_file", &file), ("rules.poll_interval", "50ms")]).await;
+const DROPPED: &str = "tollgate_own_limit_changes_total{result=\"dropped\"}";
+
+/// A service on whose rules two keys of `user` have limits of their own, and the folder of its token.
+async fn with_limits_of_users() -> (TempDir, Service) {
+    let (folder, file) = token();
+    let settings = [("admin.token_file", &*file), ("rules.poll_interval", "50ms")];
+    let service = Service::start_with(RULES, &settings).await;
     for (user, number) in [("ann", 900), ("bob", 5)] {
         assert_eq!(set(&service, own(user, number)).await.error, None, "{user}");
     }
-    let versions = async || {
-        let listed = list(&service, ListLimitsRequest::default()).await.concat();
-        let mut versions: Vec<_> = listed.iter().map(|limit| limit.version).collect();
-        versions.sort_unstable();
-        versions
-    };
-    let until_changed = async |before: &[u64]| {
-        let changed = async || versions().await.iter().all(|version| !before.contains(version)).then_some(());
-        until(changed).await;
-    };
+    (folder, service)
+}
+
+async fn versions(service: &Service) -> Vec<u64> {
+    let listed = list(service, ListLimitsRequest::default()).await.concat();
+    listed.iter().map(|limit| limit.version).collect()
+}
+
+/// Waits until all limits have other versions.
+async fn until_changed(service: &Service, before: &[u64]) {
+    until(async || versions(service).await.iter().all(|version| !before.contains(version)).then_some(()))
+        .await;
+}
+
+#[tokio::test]
+async fn limits_of_a_former_algorithm_return_with_it_and_end_after_a_day() {
+    let (_folder, service) = with_limits_of_users().await;
     let until_limit = async |expected| {
         let decided =
             async || (charge(&service, "ann", 0).await.limits[0].requests_per_unit == expected).then_some(());
@@ -456,18 +464,18 @@ async fn limits_of_a_former_algorithm_return_with_it_and_end_after_a_day() {
         let rules = RULES.replace("algorithm: fixed_window", algorithm).replace("max: 1000}, unlimited", max);
         fs::write(service.rules.path().join("rules.yaml"), rules).unwrap();
     };
-    let set_first = versions().await;
+    let set_first = versions(&service).await;
     write("algorithm: sliding_window", "max: 1000}, unlimited");
     until_limit(3).await;
-    until_changed(&set_first).await;
+    until_changed(&service, &set_first).await;
     service.advance(Duration::from_secs(23 * 3_600));
-    let unused = versions().await;
+    let unused = versions(&service).await;
     write("algorithm: fixed_window", "max: 1000}, unlimited");
     until_limit(900).await;
-    until_changed(&unused).await;
-    let returned = versions().await;
+    until_changed(&service, &unused).await;
+    let returned = versions(&service).await;
     write("algorithm: sliding_window", "max: 1000}, unlimited");
-    until_changed(&returned).await;
+    until_changed(&service, &returned).await;
     service.advance(Duration::from_secs(24 * 3_600 - 1));
     let ended = async |max: &str| {
         // Another bound makes another search.
@@ -478,52 +486,38 @@ async fn limits_of_a_former_algorithm_return_with_it_and_end_after_a_day() {
         .await;
     };
     ended("max: 2000}, unlimited").await;
-    assert_eq!((versions().await.len(), value(&page(&service).await, DROPPED)), (3, 0.0));
+    assert_eq!((versions(&service).await.len(), value(&page(&service).await, DROPPED)), (3, 0.0));
     service.advance(Duration::from_secs(1));
     ended("max: 1000}, unlimited").await;
     until(async || (value(&page(&service).await, DROPPED) == 2.0).then_some(())).await;
-    assert_eq!(versions().await.len(), 1, "that of the new algorithm");
+    assert_eq!(versions(&service).await.len(), 1, "that of the new algorithm");
     write("algorithm: fixed_window", "max: 1000}, unlimited");
     until_limit(3).await;
 }
 
 #[tokio::test]
 async fn limits_of_a_removed_rule_return_with_it_and_end_after_a_day() {
-    const DROPPED: &str = "tollgate_own_limit_changes_total{result=\"dropped\"}";
-    let (_folder, file) = token();
-    let service =
-        Service::start_with(RULES, &[("admin.token_file", &file), ("rules.poll_interval", "50ms")]).await;
-    for (user, number) in [("ann", 900), ("bob", 5)] {
-        assert_eq!(set(&service, own(user, number)).await.error, None, "{user}");
-    }
+    let (_folder, service) = with_limits_of_users().await;
     // Rules without `user`; another bound makes another search.
     let write = |key: &str, max: &str| {
         let rules = RULES.replace("key: user", &format!("key: {key}")).replace("max: 600", max);
         fs::write(service.rules.path().join("rules.yaml"), rules).unwrap();
     };
-    let noted = async || {
-        let listed = list(&service, ListLimitsRequest::default()).await.concat();
-        listed.iter().map(|limit| limit.version).collect::<Vec<_>>()
-    };
-    let until_changed = async |before: &[u64]| {
-        let changed = async || noted().await.iter().all(|version| !before.contains(version)).then_some(());
-        until(changed).await;
-    };
-    let set_first = noted().await;
+    let set_first = versions(&service).await;
     write("person", "max: 600");
-    until_changed(&set_first).await;
+    until_changed(&service, &set_first).await;
     service.advance(Duration::from_secs(23 * 3_600));
-    let unused = noted().await;
+    let unused = versions(&service).await;
     write("user", "max: 600");
-    until_changed(&unused).await;
+    until_changed(&service, &unused).await;
     assert_eq!(charge(&service, "ann", 0).await.limits[0].requests_per_unit, 900);
-    let returned = noted().await;
+    let returned = versions(&service).await;
     write("person", "max: 600");
-    until_changed(&returned).await;
+    until_changed(&service, &returned).await;
     service.advance(Duration::from_secs(24 * 3_600));
     write("person", "max: 500");
     until(async || (value(&page(&service).await, DROPPED) == 2.0).then_some(())).await;
-    assert_eq!(noted().await, [0; 0]);
+    assert_eq!(versions(&service).await, [0; 0]);
     write("user", "max: 600");
     until(async || {
         let answer = charge(&service, "ann", 0).await;
