@@ -17,7 +17,7 @@ use tollgate_store::{
 use crate::limiter::{
     ActiveView, Answer, Descriptor, LimiterError, Request, Status, answer,
     check_set::{AppliedLimit, CheckSet, applied_limits, drop_replaced},
-    limit_source::LimitLookupKind,
+    limit_source::CacheHits,
     request::Charging,
 };
 
@@ -155,7 +155,7 @@ impl ActiveView<'_> {
             .collect();
         drop_replaced(&mut applied);
         self.until_limits_are_known(domain, request).await;
-        self.limiter.limits.apply(domain, request, self.now(), LimitLookupKind::Other, &mut applied);
+        self.limiter.limits.apply(domain, request, self.now(), CacheHits::Ignored, &mut applied);
         for (part, applied) in parts.iter_mut().zip(&applied) {
             part.stored = applied.stored_terms();
         }
@@ -199,7 +199,7 @@ impl ActiveView<'_> {
         };
         self.until_limits_are_known(keyed, &request).await;
         let mut applied = [AppliedLimit::new(keyed, &descriptor, &request)];
-        self.limiter.limits.apply(keyed, &request, self.now(), LimitLookupKind::Other, &mut applied);
+        self.limiter.limits.apply(keyed, &request, self.now(), CacheHits::Ignored, &mut applied);
         let [applied] = applied;
         let rule = applied.rule().ok_or(NoCounter::NoRule)?;
         let check = applied.check(keyed, &descriptor).ok_or(NoCounter::Unlimited)?;
@@ -213,7 +213,7 @@ impl ActiveView<'_> {
         let mut applied = applied_limits(domain, request);
         self.limiter
             .limits
-            .apply(domain, request, self.now(), LimitLookupKind::Other, &mut applied)
+            .apply(domain, request, self.now(), CacheHits::Ignored, &mut applied)
             .ended(None)
             .await;
     }

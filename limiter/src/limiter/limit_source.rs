@@ -39,18 +39,18 @@ pub(super) struct PendingLimits {
     wait: Duration,
 }
 
-/// For what the limits of a request are looked up.
+/// Whether limits that are found in the cache count as hits.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum LimitLookupKind {
-    /// For a call that has waited for no limit.
-    First,
-    /// For a call that has waited, or for an explanation.
-    Other,
+pub(super) enum CacheHits {
+    /// The call has not waited for a limit.
+    Counted,
+    /// The call has waited, or is an explanation.
+    Ignored,
 }
 
 impl LimitSource {
     /// Replaces the limits of rules by those that the store names. Those that it has not named yet are pending, and
-    /// decided by their rules if the caller does not wait. Those that are cached are counted for a `lookup` of a call.
+    /// decided by their rules if the caller does not wait.
     #[cfg(feature = "limits")]
     #[inline]
     pub(super) fn apply<'s>(
@@ -58,7 +58,7 @@ impl LimitSource {
         domain: KeyedDomain<'s>,
         request: &Request<'_>,
         now: Timestamp,
-        lookup: LimitLookupKind,
+        hits: CacheHits,
         applied: &mut [AppliedLimit<'s>],
     ) -> PendingLimits {
         let mut pending = PendingLimits::default();
@@ -66,7 +66,7 @@ impl LimitSource {
         for (applied, descriptor) in applied.iter_mut().zip(&request.descriptors) {
             let AppliedLimit::Rule(matched, ..) = applied else { continue };
             let Some((key, found)) = find(cache, domain, matched, descriptor.entries, now) else { continue };
-            if lookup == LimitLookupKind::First && matches!(found, KeyLimit::Stored(_) | KeyLimit::Absent) {
+            if hits == CacheHits::Counted && matches!(found, KeyLimit::Stored(_) | KeyLimit::Absent) {
                 cache.stats.hits.increase();
             }
             match found {
@@ -105,7 +105,7 @@ impl LimitSource {
         _: KeyedDomain<'s>,
         _: &Request<'_>,
         _: Timestamp,
-        _: LimitLookupKind,
+        _: CacheHits,
         _: &mut [AppliedLimit<'s>],
     ) -> PendingLimits {
         PendingLimits::default()

@@ -5,7 +5,7 @@ use std::{slice, sync::Arc, time::Duration};
 use answer::SingleAnswer;
 use arc_swap::Guard;
 use check_set::{AppliedLimit, CheckSet, applied_limits};
-use limit_source::{LimitLookupKind, LimitSource};
+use limit_source::{CacheHits, LimitSource};
 use metrics::CheckOutcome;
 use tollgate_counter::{
     algorithm::Decision,
@@ -299,7 +299,7 @@ impl ActiveView<'_> {
             domain,
             request,
             self.now(),
-            LimitLookupKind::First,
+            CacheHits::Counted,
             slice::from_mut(applied),
         );
         pending.is_empty() && applied.looked_up().is_none_or(|found| !found.is_unlimited())
@@ -314,7 +314,7 @@ impl ActiveView<'_> {
     ) -> Result<AnswerOrPlan<Answer<'s>>, LimiterError> {
         let mut applied = applied_limits(domain, request);
         let pending =
-            self.limiter.limits.apply(domain, request, self.now(), LimitLookupKind::First, &mut applied);
+            self.limiter.limits.apply(domain, request, self.now(), CacheHits::Counted, &mut applied);
         if !pending.is_empty() {
             return Ok(AnswerOrPlan::Plan(Plan::after(pending, self, request, None)));
         }

@@ -12,7 +12,7 @@ use tollgate_store::{Checks, CounterOutcomes, Refusal, UnknownId};
 use crate::limiter::{
     ActiveView, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError, Override, Request, answer,
     check_set::{AppliedLimit, CheckSet, LookedUp, RequestLimit, applied_limits},
-    limit_source::{LimitLookupKind, PendingLimits},
+    limit_source::{CacheHits, PendingLimits},
     request::{Charging, OwnedRequest},
 };
 
@@ -116,7 +116,7 @@ impl Plan {
             return Ok(*Self::new(view, request, &[], &CheckSet::default(), hold));
         };
         let mut applied = applied_limits(domain, request);
-        view.limiter.limits.apply(domain, request, view.now(), LimitLookupKind::Other, &mut applied);
+        view.limiter.limits.apply(domain, request, view.now(), CacheHits::Ignored, &mut applied);
         let set = CheckSet::new(domain, request, &applied);
         let hold = hold.map(|hold| hold.for_checks(&set));
         Ok(*Self::new(view, request, &applied, &set, hold))

@@ -11,7 +11,7 @@ use tollgate_store::{Checks, CounterOutcomes, HoldTerms, Refusal, ReserveError, 
 use crate::limiter::{
     ActiveView, AnswerOrPlan, HeldAnswer, HoldError, HoldRequest, LimiterError, Plan, Request, answer,
     check_set::{AppliedLimit, CheckSet, applied_limits},
-    limit_source::LimitLookupKind,
+    limit_source::CacheHits,
     plan::RemoteCaller,
 };
 
@@ -32,7 +32,7 @@ impl ActiveView<'_> {
         };
         let mut applied = applied_limits(domain, request);
         let pending =
-            self.limiter.limits.apply(domain, request, self.now(), LimitLookupKind::First, &mut applied);
+            self.limiter.limits.apply(domain, request, self.now(), CacheHits::Counted, &mut applied);
         if !pending.is_empty() {
             return Ok(AnswerOrPlan::Plan(Plan::after(pending, self, request, Some(hold))));
         }
