@@ -263,7 +263,8 @@ impl ConnectionCalls<'_> {
         request: Request<RecvStream>,
         respond: SendResponse<ReplyPart>,
     ) {
-        let (bytes, unsent) = (self.requests.clone(), self.unsent.clone());
+        let bytes = self.requests.clone();
+        let unsent = self.unsent.clone();
         let stream = MessageStream::new(replier, request, bytes, unsent, self.closing.clone());
         let service = self.service.clone();
         self.pending.push(stream.run(respond, move |status| stream_failed(&service, path, status)));
