@@ -220,6 +220,7 @@ impl<'s> AppliedLimit<'s> {
     }
 
     /// Replaces the limit of the rule by the one that the store names for its counter of `key`.
+    #[inline]
     pub(super) fn store(
         &mut self,
         key: Key,
@@ -227,14 +228,13 @@ impl<'s> AppliedLimit<'s> {
         entries: &[Entry<'_>],
         request: &Request<'_>,
     ) {
-        let Some(matched) = self.matched().copied() else { return };
+        let Self::Rule(matched, rule, looked_up) = self else { return };
         let StoredTerms { limit, displayed_limit } = terms;
-        let is_of_kind = matched.rule.limit().is_some_and(|rule| rule.kind() == limit.kind());
         // With another window it has a counter of its own.
-        let key = if is_of_kind { key } else { matched.key_of_kind(entries, limit) };
-        let looked_up = LookedUp { key, displayed_limit: *displayed_limit, origin: KeyLimitOrigin::Store };
+        let key = if rule.own.kind() == limit.kind() { key } else { matched.key_of_kind(entries, limit) };
+        *looked_up = Some(LookedUp { key, displayed_limit: *displayed_limit, origin: KeyLimitOrigin::Store });
         let limit = Cow::Owned(limit.within(request.turn_timeout).into_owned());
-        *self = Self::Rule(matched, RequestLimit::new(limit, request.charging), Some(looked_up));
+        *rule = RequestLimit::new(limit, request.charging);
     }
 
     /// Keeps the limit of the rule, because the store names none for its counter of `key`.
