@@ -14,7 +14,7 @@ struct Dialect {
 }
 
 /// In the order in which they are tried.
-const DIALECTS: [Dialect; 9] = [
+const DIALECTS: [Dialect; 10] = [
     Dialect {
         signs: &[("kind", Some("ConfigMap"))],
         hint: |pairs| {
@@ -41,6 +41,13 @@ const DIALECTS: [Dialect; 9] = [
         signs: &[("kind", Some("RateLimitConfig"))],
         hint: |_| {
             "this is a RateLimitConfig of Gloo, whose rules are below `spec.raw`; take them out with `yq '{\"domain\": \"solo.io\"} + .spec.raw' FILE > rules.yaml` and check that file"
+                .to_owned()
+        },
+    },
+    Dialect {
+        signs: &[("kind", Some("List")), ("items", None)],
+        hint: |_| {
+            "this is a List of Kubernetes; the rules of its first ConfigMap are `yq -r '.items[0].data[]' FILE > rules.yaml`"
                 .to_owned()
         },
     },
