@@ -148,7 +148,10 @@ broken! {
          f:7:5: unknown key `entries`; each entry is a level of its own: the first one has `key` and `value`, the \
          next one stands below its `descriptors`\n\
          f:7:5: `key` is missing; it is the key of a descriptor entry and must not be empty\n\
-         f:8:1: unknown key `rate_limits`; these are the actions by which Envoy makes descriptors, and belong into its \
+         f:9:5: unknown key `rate_limits`; a descriptor has one limit, its `rate_limit`; nest each further limit below \
+         `descriptors` of this descriptor, as in `{key: window, value: hour, rate_limit: {...}}`, and let the caller \
+         send a descriptor with that entry too\n\
+         f:10:1: unknown key `rate_limits`; these are the actions by which Envoy makes descriptors, and belong into its \
          routes; rules stand below `descriptors`, with the keys and values that these actions send";
 }
 
