@@ -68,7 +68,7 @@ metrics! { METRICS: QuotaTotals;
             family.sample(&["denied"], all.stats.denied.get());
         };
     Counter "tollgate_rlqs_requests_beyond_grant_total" []
-        "Requests that clients have let pass without a grant for them, before their first assignment or after the end of one."
+        "Requests that clients have let pass before their first assignment or after the end of one."
         => |all, family| family.value(all.beyond_grant);
     Counter "tollgate_rlqs_division_visits_total" []
         "Buckets that divisions of limits have visited, in this replica: the work that reports cause."
@@ -77,13 +77,13 @@ metrics! { METRICS: QuotaTotals;
         "Assignments that were sent, also those that only renew one."
         => |all, family| family.value(all.stats.assignments.get());
     Histogram "tollgate_rlqs_convergence_seconds" []
-        "Time from a change of demand or of clients until all clients of a limit that is divided as a rate have been sent their new shares."
+        "Time from a change of demand or clients until all clients of a rate have been sent their new shares."
         => |all, family| family.buckets(&all.convergence);
     Counter "tollgate_rlqs_abandoned_buckets_total" []
         "Buckets without requests that were abandoned, so that their clients drop them."
         => |all, family| family.value(all.stats.abandoned.get());
     Counter "tollgate_rlqs_refused_total" ["reason"]
-        "What was refused: streams and buckets beyond the share of their caller in rlqs.memory, buckets beyond its share in the 4,096 places of a limit, reports whose keys are invalid, of a reported number of requests what is beyond 2^32 - 1, and unassigned: reports of buckets that are charged but get no assignment, because a value is not UTF-8 or empty, their id is too long, or there is no memory."
+        "What was refused: streams and buckets beyond their caller's share of rlqs.memory, buckets beyond its share of the 4,096 places of a limit, reports with invalid keys, reported requests beyond 2^32 - 1, and unassigned: reports of buckets that are charged but get no assignment."
         => |all, family| {
             family.sample(&["streams"], all.stats.refused_streams.get());
             family.sample(&["buckets"], all.too_many);

@@ -14,7 +14,7 @@ struct Dialect {
 }
 
 /// In the order in which they are tried.
-const DIALECTS: [Dialect; 9] = [
+const DIALECTS: [Dialect; 10] = [
     Dialect {
         signs: &[("kind", Some("ConfigMap"))],
         hint: |pairs| {
@@ -45,6 +45,13 @@ const DIALECTS: [Dialect; 9] = [
         },
     },
     Dialect {
+        signs: &[("kind", Some("List")), ("items", None)],
+        hint: |_| {
+            "this is a List of Kubernetes; the rules of its first ConfigMap are `yq -r '.items[0].data[]' FILE > rules.yaml`"
+                .to_owned()
+        },
+    },
+    Dialect {
         signs: &[("kind", None), ("apiVersion", None)],
         hint: |pairs| {
             let kind = pair(pairs, "kind").map(|kind| match &kind.value.value {
@@ -71,7 +78,7 @@ const DIALECTS: [Dialect; 9] = [
 ];
 
 /// Keys of other programs in a document that is otherwise one of rules, and what to do with them.
-const KEYS_OF_OTHERS: [(&str, KeySection, &str); 12] = [
+const KEYS_OF_OTHERS: [(&str, KeySection, &str); 14] = [
     (
         "constraints",
         KeySection::Descriptor,
@@ -108,12 +115,15 @@ const KEYS_OF_OTHERS: [(&str, KeySection, &str); 12] = [
         "each entry is a level of its own: the first one has `key` and `value`, the next one stands below its `descriptors`",
     ),
     ("entries", KeySection::Root, "each entry is a level of `descriptors`, with `key` and `value`"),
+    ("limits", KeySection::Descriptor, SEVERAL_LIMITS),
+    ("rate_limits", KeySection::Descriptor, SEVERAL_LIMITS),
     ("simpleDescriptors", KeySection::Root, SET_STYLE),
     ("setDescriptors", KeySection::Root, SET_STYLE),
     ("rateLimits", KeySection::Root, ACTIONS),
     ("rate_limits", KeySection::Root, ACTIONS),
 ];
 
+const SEVERAL_LIMITS: &str = "a descriptor has one limit, its `rate_limit`; nest each further limit below `descriptors` of this descriptor, as in `{key: window, value: hour, rate_limit: {...}}`, and let the caller send a descriptor with that entry too";
 const SET_STYLE: &str = "sets of Gloo have no order; here entries are nested in the order in which Envoy sends them: write a descriptor for the first entry, and the next one below its `descriptors`";
 const ACTIONS: &str = "these are the actions by which Envoy makes descriptors, and belong into its routes; rules stand below `descriptors`, with the keys and values that these actions send";
 

@@ -160,7 +160,9 @@ fn misspellings(fields: &MappingFields<'_, '_>, key: Option<&str>, value: &str) 
     let texts = [("key", key.unwrap_or_default()), ("value", value)].into_iter();
     let found = texts.filter_map(|(name, text)| {
         let mark = fields.pair(name)?.value.mark;
-        Some(Located { value: spelling::misspelling(text)?, mark })
+        let is_address = name == "value" && key == Some(network_keys::ADDRESS);
+        let what = if is_address { spelling::misspelt_address(text) } else { None };
+        Some(Located { value: what.or_else(|| spelling::misspelling(text))?, mark })
     });
     found.collect()
 }

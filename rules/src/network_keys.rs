@@ -9,6 +9,8 @@ use crate::{
     yaml::{Located, quote},
 };
 
+/// The key of the entries in which Envoy sends addresses of clients.
+pub(crate) const ADDRESS: &str = "remote_address";
 /// The key of the entries in which Envoy sends networks as text.
 pub(crate) const MASKED_ADDRESS: &str = "masked_remote_address";
 

@@ -1,6 +1,9 @@
 //! Texts of rules that probably equal no text of a request, although they look like one.
 
-use std::fmt::Write;
+use std::{
+    fmt::Write,
+    net::{IpAddr, SocketAddr},
+};
 
 use tollgate_counter::printable::is_hidden;
 
@@ -34,7 +37,7 @@ const QUOTES: [(char, char); 6] = [('“', '”'), ('„', '“'), ('„', '”'
 
 /// Why a text probably equals no text of a request, and what to write; `None` if nothing is conspicuous.
 pub(crate) fn misspelling(text: &str) -> Option<String> {
-    let is_plain = |byte: &u8| matches!(byte, b' '..=b'~');
+    let is_plain = |byte: &u8| byte.is_ascii_graphic() || (*byte == b' ' && !text.starts_with('/'));
     if text.as_bytes().iter().all(is_plain) && !text.starts_with(' ') && !text.ends_with(' ') {
         return None;
     }
@@ -44,6 +47,18 @@ pub(crate) fn misspelling(text: &str) -> Option<String> {
         .or_else(|| in_ascii(text))
         .or_else(|| composed(text))?;
     Some(format!("{} {why}; write {}", quote(text), quote(&meant)))
+}
+
+/// Why a text is an address as Envoy never sends it, and what to write.
+pub(crate) fn misspelt_address(text: &str) -> Option<String> {
+    let without_brackets = text.trim_start_matches('[').trim_end_matches(']');
+    let address = text.parse().map(|socket: SocketAddr| socket.ip()).or_else(|_| without_brackets.parse());
+    let sent = address.ok().as_ref().map(IpAddr::to_string).filter(|sent| sent != text)?;
+    Some(format!(
+        "{} is not how Envoy sends this address, which is without a port and in its shortest form; write {}",
+        quote(text),
+        quote(&sent)
+    ))
 }
 
 fn without_invisible(text: &str) -> Option<(String, String)> {
@@ -78,7 +93,7 @@ fn without_quotes(text: &str) -> Option<(String, String)> {
 }
 
 fn percent_encoded(text: &str) -> Option<(String, String)> {
-    if !text.starts_with('/') || text.is_ascii() {
+    if !text.starts_with('/') || text.bytes().all(|byte| byte.is_ascii_graphic()) {
         return None;
     }
     let mut meant = String::with_capacity(text.len() * 3);
@@ -159,6 +174,7 @@ mod tests {
             ("«东京»", "东京"),
             ("/café", "/caf%C3%A9"),
             ("/日/*", "/%E6%97%A5/*"),
+            ("/new shoes", "/new%20shoes"),
             ("р\u{61}ypal", "paypal"),
             ("api–v1", "api-v1"),
             ("ｕser", "user"),
@@ -169,6 +185,24 @@ mod tests {
         ] {
             assert_eq!(meant(text).as_deref(), Some(expected), "{text:?}");
             assert_eq!(misspelling(expected), None, "{expected:?}");
+        }
+    }
+
+    #[test]
+    fn address_that_is_not_in_its_shortest_form_is_reported_with_that_one() {
+        for (text, expected) in [
+            ("203.0.113.7:443", "203.0.113.7"),
+            ("2001:DB8::1", "2001:db8::1"),
+            ("2001:db8:0:0:0:0:0:1", "2001:db8::1"),
+            ("[2001:db8::1]:443", "2001:db8::1"),
+            ("[2001:db8::1]", "2001:db8::1"),
+        ] {
+            let found = misspelt_address(text);
+            assert!(found.is_some_and(|what| what.ends_with(&format!("; write `{expected}`"))), "{text}");
+            assert_eq!(misspelt_address(expected), None, "{expected}");
+        }
+        for text in ["", "localhost", "10.0.0.0/8", "10.0.*", "/tmp/socket"] {
+            assert_eq!(misspelt_address(text), None, "{text}");
         }
     }
 

@@ -50,7 +50,7 @@ pub struct ApiMetrics {
 
 metrics! { METRICS: ApiMetrics;
     Counter "tollgate_unanswered_requests_total" ["reason"]
-        "Requests answered with an error: no_rules before rules are loaded, joining before the owners are known, overloaded when too many checks wait for other replicas, owner_unreachable for reservations whose owner does not answer, invalid for malformed requests, wrong_token for resets without the admin token."
+        "Requests answered with an error: no_rules before rules are loaded, joining before owners are known, overloaded by checks that wait for other replicas, owner_unreachable for reservations, invalid if malformed, wrong_token for resets."
         => |all, family| {
             family.sample(&["no_rules"], all.no_rules.get());
             family.sample(&["joining"], all.joining.get());
@@ -60,29 +60,29 @@ metrics! { METRICS: ApiMetrics;
             family.sample(&["wrong_token"], all.wrong_token.get());
         };
     Counter "tollgate_failed_calls_total" ["method", "reason"]
-        "Calls answered with an error, by the path of their method (other: one that is not served, or of another service) and the reason of docs/api.md or of docs/metrics.md. Envoy lets requests pass whose call fails."
+        "Calls answered with an error, by the path of their method (other: not served, or of another service) and the reason of docs/api.md or docs/metrics.md."
         => |all, family| {
             for (labels, calls) in all.failed_calls.totals() {
                 family.sample(&labels, calls);
             }
         };
     Histogram "tollgate_request_duration_seconds" []
-        "Time from reading a request to its decision, without delays imposed by a leaky_queue. Requests of one read batch count with their mean."
+        "Time from reading a request to its decision, without delays of a leaky_queue. Requests of one read batch count with their mean."
         => |all, family| family.buckets(&all.duration.buckets());
     Counter "tollgate_requests_total" ["api"]
-        "Requests with a decision or an error, by API: envoy for its gRPC service, tollgate.v1 with each question of a stream, json for both as JSON, forward_auth for headers of gateways."
+        "Requests with a decision or an error, by API: envoy and tollgate.v1 (each question of a stream) over gRPC, json for both as JSON, forward_auth for gateways."
         => |all, family| {
             for api in ApiKind::ALL {
                 family.sample(&[api.name()], all.requests(api));
             }
         };
     Counter "tollgate_forward_auth_bad_headers_total" ["reason"]
-        "Requests to /check answered 400 because of a header of check.descriptors: missing if it is missing or empty."
+        "Requests to /check answered 400 because a header of check.descriptors is missing or empty."
         => |all, family| {
             family.sample(&["missing"], all.missing_headers.get());
         };
     Counter "tollgate_own_limit_changes_total" ["result"]
-        "Changes of limits of their own: set, cleared, dropped (a day after another algorithm or window, or without a rule), or refused for this reason."
+        "Changes of limits of their own: set, cleared, dropped a day after their rule or its window, or refused for this reason."
         => |all, family| {
             family.sample(&["set"], all.own_limits.set.get());
             family.sample(&["cleared"], all.own_limits.cleared.get());
@@ -96,7 +96,7 @@ metrics! { METRICS: ApiMetrics;
         "Requests waiting for their turn in a leaky_queue."
         => |all, family| family.value(all.waiting());
     Histogram "tollgate_queue_delay_seconds" []
-        "Delays imposed by a leaky_queue on requests that had to wait."
+        "Delays of requests that waited in a leaky_queue."
         => |all, family| family.buckets(&all.delays.buckets());
 }
 

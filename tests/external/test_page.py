@@ -433,6 +433,20 @@ def test_phone_has_tabs_in_one_line_and_tiles_in_two_columns(exhausted, open_pag
     assert not browsers.is_wider_than_window(page)
 
 
+@pytest.mark.parametrize("width", [1000, 1440])
+def test_header_takes_two_lines(loaded_cluster, open_page, width):
+    page = open_page(loaded_cluster.replicas[0], width=width)
+    expect(page.locator("#identity")).to_contain_text("rules ")
+    boxes = [part.bounding_box() for part in page.locator("header h1, nav a, #identity span, #state, #clock").all()]
+    lines = []
+    for top, bottom in sorted((box["y"], box["y"] + box["height"]) for box in boxes):
+        if lines and top < lines[-1]:
+            lines[-1] = max(lines[-1], bottom)
+        else:
+            lines.append(bottom)
+    assert len(lines) == 2
+
+
 def test_form_explains_request_and_charges_nothing(exhausted, open_page):
     page = open_page(exhausted, view="try")
     page.get_by_label("Descriptors").fill("bucket=b\nuser=ada\\, the first")

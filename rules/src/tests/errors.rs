@@ -105,6 +105,9 @@ broken! {
          f:13:1: this is an object of Kubernetes of the kind `Deployment`, and not rules; a rule file has a `domain` \
          with `descriptors`, and a control plane that translates such objects sends its rules over xDS \
          (`rules.source: xds`)";
+    list_of_kubernetes_is_named_with_its_command: "kubernetes_list.yaml" =>
+        "f:2:1: this is a List of Kubernetes; the rules of its first ConfigMap are \
+         `yq -r '.items[0].data[]' FILE > rules.yaml`";
     emissary_rate_limit_is_named_with_its_translation: "emissary_rate_limit.yaml" =>
         "f:2:1: this is a RateLimit of Emissary or Ambassador; here each label of a `pattern` is the `key` of a \
          descriptor, the next one nested in its `descriptors`, and its `value` unless that is `*`; `rate` is \
@@ -145,7 +148,10 @@ broken! {
          f:7:5: unknown key `entries`; each entry is a level of its own: the first one has `key` and `value`, the \
          next one stands below its `descriptors`\n\
          f:7:5: `key` is missing; it is the key of a descriptor entry and must not be empty\n\
-         f:8:1: unknown key `rate_limits`; these are the actions by which Envoy makes descriptors, and belong into its \
+         f:9:5: unknown key `rate_limits`; a descriptor has one limit, its `rate_limit`; nest each further limit below \
+         `descriptors` of this descriptor, as in `{key: window, value: hour, rate_limit: {...}}`, and let the caller \
+         send a descriptor with that entry too\n\
+         f:10:1: unknown key `rate_limits`; these are the actions by which Envoy makes descriptors, and belong into its \
          routes; rules stand below `descriptors`, with the keys and values that these actions send";
 }
 
@@ -164,6 +170,8 @@ fn texts_that_match_nothing_are_warnings_with_their_places() {
         "rules.yaml:8:24: `раypal` has U+0440, which only looks like `p`; write `paypal`",
         "rules.yaml:10:24: `Zu\u{308}rich` has an accent as a character of its own, and is not equal to the text that \
          looks the same, which most clients send; write `Zürich`",
+        "rules.yaml:11:34: `2001:DB8::1` is not how Envoy sends this address, which is without a port and in its \
+         shortest form; write `2001:db8::1`",
     ];
     assert_eq!(found, expected);
 }

@@ -33,13 +33,13 @@ metrics! { METRICS: ClusterValues;
         "Members that died, left or were silent for too long."
         => |all, family| family.value(all.stats.node.members_lost);
     Counter "tollgate_cluster_silences_held_back_total" []
-        "Changes of the placement of slots by silent members that were held back because silence had changed it shortly before."
+        "Changes of the placement of slots by silence that were held back because silence had changed it shortly before."
         => |all, family| family.value(all.stats.node.silences_held_back);
     Gauge "tollgate_cluster_isolated" []
         "1 while too few other members are connected for this replica to rely on its slots, otherwise 0."
         => |all, family| family.value(u8::from(all.stats.is_isolated));
     Gauge "tollgate_cluster_rejected" []
-        "1 while there is no link, and processes at dialled addresses reject this replica or are rejected; otherwise 0."
+        "1 while there is no link, and this replica rejects processes that it dials, or they reject it; otherwise 0."
         => |all, family| family.value(u8::from(all.stats.rejected_by.is_some()));
     Counter "tollgate_cluster_isolations_total" []
         "Times that this replica became isolated."
@@ -66,31 +66,31 @@ metrics! { METRICS: ClusterValues;
         "Acknowledged hand-offs of slots."
         => |all, family| family.value(all.stats.node.hand_offs);
     Counter "tollgate_cluster_hand_off_seconds_total" []
-        "Total time from these hand-offs to their acknowledgement."
+        "Total time until their acknowledgement."
         => |all, family| family.value(Duration::from_nanos(all.stats.node.hand_off_nanos).as_secs_f64());
     Counter "tollgate_cluster_begun_anew_total" []
-        "Times that all counters were discarded in favour of another cluster that was discovered."
+        "Times that all counters were discarded in favour of a discovered cluster."
         => |all, family| family.value(all.stats.node.clusters_adopted);
     Counter "tollgate_cluster_forwarded_checks_total" []
         "Checks forwarded to the owner of the counter."
         => |all, family| family.value(all.stats.node.forwarded);
     Counter "tollgate_cluster_leased_checks_total" []
-        "Checks of counters of other owners decided locally, under a lease or by a recent answer of the owner."
+        "Checks of counters of others decided locally, by a lease or a recent answer of the owner."
         => |all, family| family.value(all.stats.node.leased);
     Counter "tollgate_cluster_degraded_checks_total" []
-        "Checks decided without the owner of the counter, because it could not be reached."
+        "Checks decided without the owner of the counter."
         => |all, family| family.value(all.stats.degraded);
     Counter "tollgate_cluster_local_share_full_total" []
-        "Charges decided without the owner for whose keys local shares had no memory; store.on_full decided."
+        "Charges without the owner that local shares had no memory for; store.on_full decided."
         => |all, family| family.value(all.stats.local_share_full);
     Counter "tollgate_cluster_late_answers_total" []
-        "Answers of other replicas that arrived too late and whose charge was refunded."
+        "Answers of other replicas that came too late, and whose charge was refunded."
         => |all, family| family.value(all.stats.node.late_answers);
     Counter "tollgate_cluster_breaker_openings_total" []
-        "Times that the circuit breaker of a replica opened for a second after repeated timeouts."
+        "Times that a replica's circuit breaker opened for a second after timeouts."
         => |all, family| family.value(all.stats.node.breaker_openings);
     Counter "tollgate_cluster_untold_total" []
-        "Reports of hits admitted without the owner that were dropped because their queue was full."
+        "Reports of hits admitted without the owner, dropped from a full queue."
         => |all, family| family.value(all.stats.node.reports_dropped);
     Counter "tollgate_cluster_slices_lent_total" []
         "Leases granted by this replica."
@@ -99,7 +99,7 @@ metrics! { METRICS: ClusterValues;
         "Leases recalled by this replica."
         => |all, family| family.value(all.stats.node.grants_recalled);
     Counter "tollgate_cluster_slices_lost_total" []
-        "Leases whose borrower did not report in time; they count as used until it does."
+        "Leases whose borrower did not report in time, and that count as used until then."
         => |all, family| family.value(all.stats.node.grants_lost);
     Counter "tollgate_cluster_backed_up_counters_total" []
         "Counters sent as backups to their backup owner."
@@ -148,6 +148,6 @@ metrics! { METRICS: ClusterValues;
         "Pieces of batches that waited because incomplete batches took too much memory."
         => |all, family| family.value(all.stats.links.pieces_delayed.get());
     Counter "tollgate_cluster_link_commands_refused_total" []
-        "Dials, redials and ends of sessions between replicas that were refused because too many were under way."
+        "Dials, redials and ends of sessions refused because too many were under way."
         => |all, family| family.value(all.stats.links.commands_refused.get());
 }

@@ -33,13 +33,13 @@ metrics! { SHARED_STORE: SharedStoreStats;
         "Checks refused by the last known value of their counter, without asking the shared store."
         => |stats, family| family.value(stats.counts.refused_locally.get());
     Counter "tollgate_store_degraded_checks_total" []
-        "Checks decided without the shared store, because it could not be used in time."
+        "Checks decided without the shared store."
         => |stats, family| family.value(stats.degraded);
     Counter "tollgate_store_local_share_full_total" []
-        "Charges decided without the shared store for whose keys local shares had no memory; store.on_full decided."
+        "Charges without the shared store that local shares had no memory for; store.on_full decided."
         => |stats, family| family.value(stats.local_share_full);
     Counter "tollgate_store_late_answers_total" []
-        "Calls whose answer of the shared store arrived too late and whose charges were taken back."
+        "Calls whose answer of the shared store came too late, and whose charges were taken back."
         => |stats, family| family.value(stats.counts.late.get());
     Counter "tollgate_store_breaker_openings_total" []
         "Times that a circuit breaker opened for half a second after a failed batch."
@@ -60,7 +60,7 @@ pub(super) struct LimitValues {
 
 metrics! { LIMITS: LimitValues;
     Counter "tollgate_limit_lookups_total" ["outcome"]
-        "Look-ups of limits of keys, by outcome: found, absent, unchanged, invalid, failed, or skipped because too many were under way."
+        "Look-ups of limits of keys: found, absent, unchanged, invalid, failed, or skipped because too many were under way."
         => |all, family| {
             let stats = &all.cache.stats;
             family.sample(&["found"], stats.found.get());
@@ -77,13 +77,13 @@ metrics! { LIMITS: LimitValues;
         "Keys in the cache of limits."
         => |all, family| family.value(all.cache.len());
     Counter "tollgate_limits_unknown_total" []
-        "Descriptors decided by their rule because the store did not name the limit of the key in time."
+        "Descriptors decided by their rule because the store did not name their limit in time."
         => |all, family| family.value(all.limiter.unknown_limits.get());
 }
 
 metrics! { RULES_URL: Arc<UrlStats>;
     Counter "tollgate_rules_url_requests_total" ["outcome"]
-        "Requests for the rules at the URL, by outcome: changed, unchanged, or failed while the active rules stay."
+        "Requests for the rules at the URL: changed, unchanged, or failed while the active rules stay."
         => |stats, family| {
             family.sample(&["changed"], stats.changed.get());
             family.sample(&["unchanged"], stats.unchanged.get());
@@ -134,7 +134,7 @@ metrics! { XDS: XdsValues;
         "Connections to the control plane that were made."
         => |stats, family| family.value(stats.client.connections.get());
     Counter "tollgate_xds_responses_total" ["answer"]
-        "Responses of the control plane, by answer: accepted, or refused while the active rules stay."
+        "Responses of the control plane: accepted, or refused while the active rules stay."
         => |stats, family| {
             family.sample(&["accepted"], stats.client.accepted.get());
             family.sample(&["refused"], stats.client.refused.get());

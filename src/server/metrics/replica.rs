@@ -142,7 +142,7 @@ metrics! { METRICS: ReplicaValues;
         "Memory used by counters."
         => |all, family| family.value(all.store.bytes);
     Counter "tollgate_counters_evicted_total" ["reason"]
-        "Evicted counters: idle, which changes no answer, or unexpired, when memory is full."
+        "Evicted counters: idle, which changes no answer, or unexpired, as memory is full."
         => |all, family| {
             family.sample(&["idle"], all.store.evicted_idle);
             family.sample(&["unexpired"], all.store.evicted_unexpired);
@@ -154,13 +154,13 @@ metrics! { METRICS: ReplicaValues;
         "Open reservations of counters in memory."
         => |all, family| family.value(all.store.holds_open);
     Counter "tollgate_reservations_expired_total" ["outcome"]
-        "Reservations that were neither settled nor canceled until their expiry: released or charged."
+        "Reservations that ended by their expiry: released or charged."
         => |all, family| {
             family.sample(&["released"], all.store.holds_released);
             family.sample(&["charged"], all.store.holds_charged);
         };
     Counter "tollgate_reservations_exhausted_total" []
-        "Reservations, and charges with a request_id, refused because a counter has too many or all of them take too much memory."
+        "Reservations, and charges with a request_id, refused because a counter has too many or all take too much memory."
         => |all, family| family.value(all.store.holds_exhausted);
     Counter "tollgate_ids_forgotten_total" []
         "Ids of ended reservations that were forgotten early because a counter had more than 4,096."
@@ -172,13 +172,13 @@ metrics! { METRICS: ReplicaValues;
         "Refusals of rules with a penalty that do not count for one because memory is full."
         => |all, family| family.value(all.store.refusals_unrecorded);
     Gauge "tollgate_own_limits" []
-        "Keys of this replica with a limit of their own, or with one that was removed within an hour. Not over Redis."
+        "Keys of this replica with a limit of their own, or one removed within an hour. Not over Redis."
         => |all, family| family.value(all.store.own_limits);
     Gauge "tollgate_own_limit_bytes" []
-        "Bytes of limits of their own. They take an eighth of the memory limit at most."
+        "Bytes of limits of their own, at most an eighth of the memory limit."
         => |all, family| family.value(all.store.own_limit_bytes);
     Counter "tollgate_clock_steps_total" ["direction"]
-        "Steps of the counter clock by more than a minute: forward with the system clock, back when the system clock was corrected."
+        "Steps of the counter clock by more than a minute, with the system clock: forward, or back."
         => |all, family| {
             let LongSteps { forward, back } = all.state.clock.long_steps();
             family.sample(&["forward"], forward);
@@ -188,10 +188,10 @@ metrics! { METRICS: ReplicaValues;
         "Active rules."
         => |all, family| family.value(all.state.active_rules.current().rules().map_or(0, |rules| rules.len()));
     Gauge "tollgate_rules_generation" []
-        "Rule sets activated since the start; 0 before the first."
+        "Rule sets activated since the start."
         => |all, family| family.value(all.load.generation);
     Gauge "tollgate_rules_info" ["hash", "version"]
-        "Always 1; hash is that of the active rules, equal on all replicas with the same files or resources. version is that of the control plane, empty for files."
+        "Always 1; hash is equal on all replicas with the same rules. version is that of the control plane, empty for files."
         => |all, family| {
             if let Some(hash) = &all.load.hash {
                 family.sample(&[hash, all.load.version.as_deref().unwrap_or_default()], 1);
@@ -201,7 +201,7 @@ metrics! { METRICS: ReplicaValues;
         "Time at which the active rules were loaded; 0 before the first."
         => |all, family| family.value(all.load.loaded_at.map_or(0.0, seconds));
     Counter "tollgate_rules_load_errors_total" []
-        "Contents of rule files, or of responses of the control plane, that could not be loaded."
+        "Contents of rules that could not be loaded."
         => |all, family| family.value(all.load.load_errors);
     Gauge "tollgate_rules_stale" []
         "1 while the current rules of the source cannot be loaded, otherwise 0."
@@ -219,7 +219,7 @@ metrics! { METRICS: ReplicaValues;
         "Certificate loads, including the one at the start."
         => |all, family| all.each_listener(family, |stats| stats.certificates_loaded.get());
     Counter "tollgate_certificate_errors_total" ["listener"]
-        "Contents of certificate files that were refused; the previous certificates stayed active."
+        "Contents of certificate files that were refused; the previous ones stayed active."
         => |all, family| all.each_listener(family, |stats| stats.certificate_errors.get());
     Counter "tollgate_connections_closed_total" ["listener", "reason"]
         "Connections closed by the server: full, idle to make room for another, handshake, slow, age, or cut with calls still open."
@@ -246,16 +246,16 @@ metrics! { METRICS: ReplicaValues;
         "Incomplete gRPC requests refused because memory.requests was exhausted."
         => |all, family| family.value(all.state.budgets.requests.rejected());
     Gauge "tollgate_unfinished_request_bytes" []
-        "Memory used by gRPC requests that are incomplete, or that came in pieces or wait for another replica or a shared store."
+        "Memory used by gRPC requests that are incomplete, came in pieces, or wait for another replica or a shared store."
         => |all, family| family.value(all.state.budgets.requests.bytes());
     Gauge "tollgate_unsent_reply_bytes" []
         "Memory used by unsent gRPC replies, of connections with at least 16 KiB of them."
         => |all, family| family.value(all.state.budgets.replies.bytes());
     Counter "tollgate_top_missed_denials_total" []
-        "Denials missing from the list of the most denied keys because the list was being read."
+        "Denials missing from the list of the most denied keys, which was being read."
         => |all, family| family.value(all.state.limiter.denied.missed());
     Counter "tollgate_log_lines_dropped_total" ["reason"]
-        "Dropped log lines: rate above the bound of their call site per second, output when the log output did not accept them."
+        "Dropped log lines: rate beyond the bound of their call site, output if the log output did not accept them."
         => |all, family| {
             let DroppedLines { rate, output } = all.state.logs.dropped_lines();
             family.sample(&["rate"], rate);
