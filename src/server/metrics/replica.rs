@@ -10,7 +10,7 @@ use tollgate_rules::{ActiveRules, DecisionTotals, Series};
 use tollgate_shared_store::{SharedStore, SharedStoreStats};
 use tollgate_store::{Memory, StoreStats};
 use tollgate_telemetry::{
-    logs::{DroppedLines, LogControl},
+    logs::LogControl,
     metrics::{Family, ProcessStats, metrics},
 };
 
@@ -257,9 +257,8 @@ metrics! { METRICS: ReplicaValues;
     Counter "tollgate_log_lines_dropped_total" ["reason"]
         "Dropped log lines: rate above the bound of their call site per second, output when the log output did not accept them."
         => |all, family| {
-            let DroppedLines { rate, output } = all.state.logs.dropped_lines();
-            family.sample(&["rate"], rate);
-            family.sample(&["output"], output);
+            family.sample(&["rate"], all.state.logs.dropped_by_rate());
+            family.sample(&["output"], all.state.logs.dropped_by_output());
         };
     Gauge "tollgate_build_info" ["version"]
         "Always 1; the version of the program."
