@@ -32,7 +32,7 @@ const DOORS: [(&str, &str); 13] = [
     ),
     (
         "rules",
-        "ActiveRules Allowance Contents DESCRIPTORS_MAX DecisionStats DecisionTotals DenialBody \
+        "ActiveRules Allowance BackgroundPriority Contents DESCRIPTORS_MAX DecisionStats DecisionTotals DenialBody \
           DenialTemplate DenialValues DescriptorRef DisplayedLimit Documents Domain \
           FileSettings ForwardPolicy GroupedKey KeyedDomain KeyedRules LevelTrace LoadError \
           Location Match MatchKind MatchPosition NODES_MAX Network NetworkError NetworkGroup OnDenied \
