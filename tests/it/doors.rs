@@ -54,7 +54,7 @@ const DOORS: [(&str, &str); 13] = [
     ),
     (
         "store",
-        "BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterOperation CounterOutcomes CounterState \
+        "BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterEvents CounterOperation CounterOutcomes CounterState \
           CounterView Decisions DryRun EncodedSlot Epoch Expired Grants \
           HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
           HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds IdMemory KeyHash KeyHasher Lead Leases \
