@@ -50,7 +50,7 @@ const DOORS: [(&str, &str); 13] = [
     ),
     (
         "sources",
-        "ClientTlsFiles RuleLocation RuleSourceKind RuleSourceSettings RuleSourceStats SourceSettings url xds",
+        "ClientTlsFiles RuleLocation RuleSource RuleSourceKind RuleSourceSettings SourceSettings url xds",
     ),
     (
         "store",

@@ -27,7 +27,7 @@ mod state;
 mod token;
 
 pub use alerts::{AlertHistory, MetricReader, MetricValues};
-pub use state::{AdminState, Certificates, EffectiveSetting, Readiness, RuleSource, SettingOrigin};
+pub use state::{AdminState, Certificates, EffectiveSetting, Readiness, SettingOrigin};
 pub use token::{Token, TokenError};
 
 use format::{AdminError, ClientAddress};

@@ -36,7 +36,7 @@ pub(in crate::server) struct MetricsSources {
     pub(in crate::server) cluster: Option<Cluster>,
     pub(in crate::server) shared_store: Option<SharedStore>,
     pub(in crate::server) limits: Option<Arc<limiter::LimitCache>>,
-    pub(in crate::server) rule_source: tollgate_sources::RuleSourceStats,
+    pub(in crate::server) rule_source: tollgate_sources::RuleSource,
     pub(in crate::server) quotas: Option<Arc<QuotaService>>,
     pub(in crate::server) reference_names: bool,
 }
