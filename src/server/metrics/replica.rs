@@ -5,7 +5,7 @@ use std::{cell::OnceCell, sync::Arc};
 use tollgate_cluster::Cluster;
 use tollgate_counter::{
     metrics::MetricCounter,
-    time::{Clock, LongSteps, Timestamp},
+    time::{Clock, Timestamp},
 };
 use tollgate_limiter::limiter;
 use tollgate_quota::QuotaService;
@@ -183,9 +183,8 @@ metrics! { METRICS: ReplicaValues;
     Counter "tollgate_clock_steps_total" ["direction"]
         "Steps of the counter clock by more than a minute: forward with the system clock, back when the system clock was corrected."
         => |all, family| {
-            let LongSteps { forward, back } = all.state.clock.long_steps();
-            family.sample(&["forward"], forward);
-            family.sample(&["back"], back);
+            family.sample(&["forward"], all.state.clock.long_steps_forward());
+            family.sample(&["back"], all.state.clock.long_steps_back());
         };
     Gauge "tollgate_rules" []
         "Active rules."
