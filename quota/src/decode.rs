@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 use tollgate_counter::descriptor::Entry;
 use tollgate_store::divider::SubscriberUsage;
-use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields};
+use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, entry};
 
 /// The reports of a message of a client, in their order.
 pub(super) struct BucketReports<'m> {
@@ -91,7 +91,7 @@ impl<'m> BucketReport<'m> {
         while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(pair)) => {
-                    let pair = self::pair(pair)?;
+                    let pair = entry(pair)?;
                     let Some(max) = pairs_max else { continue };
                     self.pairs.push(pair);
                     if self.pairs.len() > max {
@@ -125,20 +125,6 @@ fn seconds(message: &[u8]) -> Result<u64, MalformedMessage> {
         }
     }
     Ok(seconds)
-}
-
-fn pair(message: &[u8]) -> Result<Entry<'_>, MalformedMessage> {
-    let mut pair = Entry { key: &[], value: &[] };
-    let mut fields = MessageFields::new(message);
-    while let Some(field) = fields.next_field()? {
-        match field {
-            (1, FieldValue::Bytes(key)) => pair.key = key,
-            (2, FieldValue::Bytes(value)) => pair.value = value,
-            (1 | 2, _wrong_type) => return Err(MalformedMessage),
-            (_unknown, _) => {}
-        }
-    }
-    Ok(pair)
 }
 
 #[cfg(test)]

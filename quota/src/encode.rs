@@ -15,12 +15,9 @@ const FILL_SECONDS: u64 = 1;
 /// The time in which a slice is refilled. It is long, because a slice must not be refilled while it is used.
 const SLICE_FILL_SECONDS: u64 = 86_400;
 
-/// A blanket rule.
-#[derive(Clone, Copy)]
-enum Blanket {
-    AllowAll = 0,
-    DenyAll = 1,
-}
+/// The blanket rules.
+const ALLOW_ALL: u8 = 0;
+const DENY_ALL: u8 = 1;
 
 /// A response with its frame, to be filled.
 pub(super) struct Response {
@@ -46,7 +43,7 @@ impl Response {
     /// Adds the action for the bucket with this encoded id.
     pub(super) fn add(&mut self, id: &[u8], action: QuotaAction) {
         match action {
-            QuotaAction::Allow(time) => self.assign(id, time, |out| blanket(out, Blanket::AllowAll)),
+            QuotaAction::Allow(time) => self.assign(id, time, |out| blanket(out, ALLOW_ALL)),
             QuotaAction::Assign(Assignment::Deny) => self.deny(id),
             QuotaAction::Assign(Assignment::Share(HitRate { per_second, burst })) => {
                 self.assign(id, ASSIGNMENT_TTL, |out| token_bucket(out, burst, per_second, FILL_SECONDS));
@@ -62,7 +59,7 @@ impl Response {
     }
 
     fn deny(&mut self, id: &[u8]) {
-        self.assign(id, ASSIGNMENT_TTL, |out| blanket(out, Blanket::DenyAll));
+        self.assign(id, ASSIGNMENT_TTL, |out| blanket(out, DENY_ALL));
     }
 
     fn slice(&mut self, id: &[u8], hits: u64) {
@@ -95,9 +92,9 @@ impl Response {
     }
 }
 
-fn blanket(out: &mut Vec<u8>, rule: Blanket) {
+fn blanket(out: &mut Vec<u8>, rule: u8) {
     // Written also if it is 0: a strategy that is not set is another one.
-    out.extend_from_slice(&[1 << 3, rule as u8]);
+    out.extend_from_slice(&[1 << 3, rule]);
 }
 
 fn token_bucket(out: &mut Vec<u8>, max: u64, fill: u64, fill_seconds: u64) {

@@ -9,7 +9,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The scheduling priority of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BackgroundPriority {
+pub enum BackgroundPriority {
     /// Runs only while a core is idle (`SCHED_IDLE`).
     Idle,
     /// Scheduled like all other threads.

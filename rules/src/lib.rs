@@ -46,7 +46,7 @@ pub mod yaml;
 
 pub use active_rules::{ActiveRules, LoadError, RulesStatus};
 #[cfg(feature = "watch")]
-pub use background::set_idle_priority;
+pub use background::{BackgroundPriority, set_idle_priority};
 pub use compile::compile;
 pub use contents::{Contents, Documents, ReadDocuments, RuleInput, Unknown, hash_of};
 pub use denial_body::{DenialBody, DenialTemplate, DenialValues, Variable};

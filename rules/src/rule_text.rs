@@ -17,7 +17,7 @@ use crate::{
 pub fn limit(limit: &Limit, unit: Option<Unit>) -> String {
     let period = match (unit, limit.window()) {
         (Some(unit), _) => Some(unit.name().to_owned()),
-        (None, Some(Window::Calendar(calendar))) => Some(calendar_unit(calendar.unit()).to_owned()),
+        (None, Some(Window::Calendar(calendar))) => Some(Unit::from(calendar.unit()).name().to_owned()),
         (None, Some(Window::Aligned(_)) | None) => limit.period().map(time_text),
     };
     let mut text = match (limit.admission(), period) {
@@ -67,7 +67,7 @@ pub fn own_keys(limit: &Limit, unit: Option<Unit>) -> Vec<(&'static str, String)
                 CalendarUnit::Week(first) => format!(", week_start: {first:?}").to_lowercase(),
                 CalendarUnit::Day | CalendarUnit::Month | CalendarUnit::Year => String::new(),
             };
-            keys.push(("unit", calendar_unit(calendar.unit()).to_owned()));
+            keys.push(("unit", Unit::from(calendar.unit()).name().to_owned()));
             keys.push(("calendar", format!("{{timezone: {}{week_start}}}", calendar.zone())));
         }
         Some(Window::Aligned(_)) | None => {
@@ -98,17 +98,8 @@ fn calendar_words(unit: CalendarUnit, zone: &str) -> String {
     match unit {
         CalendarUnit::Week(first) => format!("week from {first:?} in {zone}"),
         CalendarUnit::Day | CalendarUnit::Month | CalendarUnit::Year => {
-            format!("{} in {zone}", calendar_unit(unit))
+            format!("{} in {zone}", Unit::from(unit).name())
         }
-    }
-}
-
-fn calendar_unit(unit: CalendarUnit) -> &'static str {
-    match unit {
-        CalendarUnit::Day => "day",
-        CalendarUnit::Week(_) => "week",
-        CalendarUnit::Month => "month",
-        CalendarUnit::Year => "year",
     }
 }
 

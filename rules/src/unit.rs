@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{
-    algorithm::{Span, Window},
+    algorithm::{CalendarUnit, Span, Window},
     named,
 };
 
@@ -61,6 +61,17 @@ impl Unit {
     /// Aligned windows of this length.
     pub const fn window(self) -> Window {
         Window::Aligned(self.span())
+    }
+}
+
+impl From<CalendarUnit> for Unit {
+    fn from(unit: CalendarUnit) -> Self {
+        match unit {
+            CalendarUnit::Day => Self::Day,
+            CalendarUnit::Week(_) => Self::Week,
+            CalendarUnit::Month => Self::Month,
+            CalendarUnit::Year => Self::Year,
+        }
     }
 }
 

@@ -199,10 +199,10 @@ impl StoreBatch {
                     for entry in entries {
                         let entry = &mut self.entries[entry];
                         let EntryState { expired, ids_forgotten, penalties, .. } = &entry.state;
-                        counts.holds_released.add(expired.released as u64);
-                        counts.holds_charged.add(expired.charged as u64);
-                        counts.ids_forgotten.add(*ids_forgotten as u64);
-                        counts.penalties.add(*penalties);
+                        counts.events.holds_released.add(expired.released as u64);
+                        counts.events.holds_charged.add(expired.charged as u64);
+                        counts.events.ids_forgotten.add(*ids_forgotten as u64);
+                        counts.events.penalties.add(*penalties);
                         let now_known = entry.applied(arrived);
                         settled.forgotten.extend(known.insert(entry.key, now_known));
                     }

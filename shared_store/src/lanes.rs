@@ -109,7 +109,7 @@ impl Lanes {
         // A part that its lane does not accept is dropped, and its reply with it.
         let outcomes = tokio::time::timeout(left, outcomes).await.ok()?.ok()??;
         let is_exhausted = outcomes.iter().any(|outcome| outcome.hold == HoldOutcome::Exhausted);
-        self.counts.holds_exhausted.add(is_exhausted.into());
+        self.counts.events.holds_exhausted.add(is_exhausted.into());
         Some(outcomes)
     }
 

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tollgate_counter::metrics::{Buckets, MetricCounter, micros};
+use tollgate_store::CounterEvents;
 
 /// The bounds of the histogram of round trips.
 pub(super) const ROUND_TRIP_BOUNDS: [Duration; 14] = micros([
@@ -26,16 +27,8 @@ pub struct SharedStoreCounters {
     pub late: MetricCounter,
     /// Times that a circuit breaker opened.
     pub breaker_openings: MetricCounter,
-    /// Holds that this replica has released at their expiry.
-    pub holds_released: MetricCounter,
-    /// Holds that stayed charged at their expiry.
-    pub holds_charged: MetricCounter,
-    /// Reservations that were refused because a counter has too many.
-    pub holds_exhausted: MetricCounter,
-    /// Ids of ended reservations that this replica has forgotten because their counter had too many.
-    pub ids_forgotten: MetricCounter,
-    /// Penalties that began by a refusal on this replica.
-    pub penalties: MetricCounter,
+    /// What this replica has done to counters.
+    pub events: CounterEvents,
 }
 
 /// Statistics of this replica and its store.

@@ -59,43 +59,53 @@ pub enum SourceSettings {
     Xds(Box<xds::XdsSettings>, Option<FileSettings>),
 }
 
-/// What is counted of the source; `None` for other sources.
-#[derive(Clone, Debug, Default)]
-pub struct RuleSourceStats {
-    /// Rules from a URL.
+/// Where the rules come from, as operators see it, and what is counted of it.
+#[derive(Clone, Debug)]
+pub struct RuleSource {
+    /// The kind.
+    pub kind: RuleSourceKind,
+    /// The path or address, without secrets.
+    pub name: Arc<str>,
+    /// The counts of a rule file at a URL.
     pub url: Option<Arc<url::UrlStats>>,
-    /// Rules from a control plane.
+    /// The counts of a control plane.
     pub xds: Option<Arc<xds::XdsStats>>,
 }
 
+impl RuleSource {
+    /// A source of this kind and name, which has no counts.
+    pub fn new(kind: RuleSourceKind, name: &str) -> Self {
+        Self { kind, name: name.into(), url: None, xds: None }
+    }
+}
+
 impl SourceSettings {
-    /// The kind of the source, and its path or address without secrets.
-    pub fn described(&self) -> (RuleSourceKind, String) {
+    /// The source, with all counts at zero.
+    pub fn described(&self) -> RuleSource {
         match self {
-            Self::Files(settings) => (RuleSourceKind::Files, settings.path.display().to_string()),
-            Self::Url(settings) => (RuleSourceKind::Url, settings.address.to_string()),
-            Self::Xds(settings, _) => (RuleSourceKind::Xds, settings.url.clone()),
+            Self::Files(settings) => {
+                RuleSource::new(RuleSourceKind::Files, &settings.path.display().to_string())
+            }
+            Self::Url(settings) => {
+                let source = RuleSource::new(RuleSourceKind::Url, &settings.address.to_string());
+                RuleSource { url: Some(Arc::default()), ..source }
+            }
+            Self::Xds(settings, _) => {
+                let source = RuleSource::new(RuleSourceKind::Xds, &settings.url);
+                RuleSource { xds: Some(Arc::default()), ..source }
+            }
         }
     }
 
-    /// Numbers of this source, all zero.
-    pub fn stats(&self) -> RuleSourceStats {
-        match self {
-            Self::Files(_) => RuleSourceStats::default(),
-            Self::Url(_) => RuleSourceStats { url: Some(Arc::default()), ..RuleSourceStats::default() },
-            Self::Xds(..) => RuleSourceStats { xds: Some(Arc::default()), ..RuleSourceStats::default() },
-        }
-    }
-
-    /// Loads the rules and follows their changes, for as long as it is polled. `stats` counts what a server sends.
-    pub async fn run(self, clock: Clock, active_rules: Arc<ActiveRules>, stats: RuleSourceStats) {
+    /// Loads the rules and follows their changes, for as long as it is polled. `source` counts what a server sends.
+    pub async fn run(self, clock: Clock, active_rules: Arc<ActiveRules>, source: RuleSource) {
         match self {
             Self::Files(settings) => Watcher::new(settings, clock, active_rules).run().await,
             Self::Url(settings) => {
-                url::follow(*settings, clock, active_rules, stats.url.unwrap_or_default()).await;
+                url::follow(*settings, clock, active_rules, source.url.unwrap_or_default()).await;
             }
             Self::Xds(settings, overlay) => {
-                let stats = stats.xds.unwrap_or_default();
+                let stats = source.xds.unwrap_or_default();
                 let mut loader = RuleLoader::new(settings.url.clone(), clock, active_rules.clone());
                 let Some(FileSettings { path, poll_interval }) = overlay else {
                     return xds::follow(*settings, loader, None, stats).await;

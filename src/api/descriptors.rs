@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use tollgate_counter::{algorithm::Operation, descriptor::Entry};
 use tollgate_limiter::limiter::{self, Override, RequestBounds, UnknownUnit};
 use tollgate_rules::Unit;
-use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields};
+use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, entry};
 
 use crate::api::error::RequestFault;
 
@@ -111,21 +111,6 @@ impl LimitOverride {
         }
         Ok(())
     }
-}
-
-#[inline]
-fn entry(message: &[u8]) -> Result<Entry<'_>, MalformedMessage> {
-    let mut entry = Entry { key: &[], value: &[] };
-    let mut fields = MessageFields::new(message);
-    while let Some(field) = fields.next_field()? {
-        match field {
-            (1, FieldValue::Bytes(key)) => entry.key = key,
-            (2, FieldValue::Bytes(value)) => entry.value = value,
-            (1..=2, _wrong_type) => return Err(MalformedMessage),
-            (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
-        }
-    }
-    Ok(entry)
 }
 
 /// The number of a unit, as all messages have it; 0 for none of the units.

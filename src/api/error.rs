@@ -1,5 +1,12 @@
-//! Why a request is not decided, as a status of gRPC with details: each error has one code and one reason.
+//! Why a request is not decided, as a status of gRPC with details, or as one of HTTP: each error has one code and one
+//! reason.
 
+use std::time::Duration;
+
+use axum::{
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
 use prost::Message as _;
 use prost_types::Any;
 use tollgate_limiter::limiter::{HoldError, LimiterError, NoCounter, RequestError, TooLarge};
@@ -111,6 +118,45 @@ pub enum RequestFault {
     Content(#[from] RequestError),
 }
 
+/// Why a call over HTTP has no reply.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HttpError {
+    /// More descriptors or entries than the bounds allow, in one request of a call if it has several. The message was not
+    /// built.
+    #[error("{}{error}", request.map_or_else(String::new, |request| format!("requests[{request}]: ")))]
+    TooLarge {
+        /// The index of the request.
+        request: Option<usize>,
+        /// The bound.
+        error: TooLarge,
+    },
+    /// Not a request of the method in JSON.
+    #[error("{}{error}", field.as_ref().map_or_else(String::new, |field| format!("{field}: ")))]
+    Malformed {
+        /// The path of the value, as in `descriptors[0].entries[1].value`; `None` at the top.
+        field: Option<String>,
+        /// The cause, with line and column.
+        error: serde_json::Error,
+    },
+    #[error("the body is larger than {0} bytes")]
+    BodyTooLarge(usize),
+    #[error("cannot read the body: {0}")]
+    BodyBroken(axum::Error),
+    #[error("timeout: the body did not arrive within {0:?}")]
+    BodySlow(Duration),
+    #[error("too many concurrent large bodies")]
+    BodiesBusy,
+    #[error("cannot parse the body: {0}")]
+    ParserFailed(tokio::task::JoinError),
+    #[error("too many concurrent calls")]
+    CallsBusy,
+    /// A panic, which is a bug and was logged.
+    #[error("the call failed")]
+    CallFailed,
+    #[error(transparent)]
+    Undecided(#[from] Error),
+}
+
 /// Why a caller is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
@@ -164,6 +210,66 @@ impl Error {
     pub fn details(self) -> rpc::Status {
         let (code, reason) = self.reason();
         details(code, reason, self.to_string())
+    }
+}
+
+impl HttpError {
+    pub(super) fn status(&self) -> StatusCode {
+        self.status_and_reason().0
+    }
+
+    /// The error as `tollgate.v1` sends it.
+    pub(super) fn details(&self) -> rpc::Status {
+        let (code, reason) = self.reason();
+        details(code, reason, self.to_string())
+    }
+
+    /// The status code, and the reason in the details.
+    pub(super) fn reason(&self) -> (Code, &'static str) {
+        self.status_and_reason().1
+    }
+
+    fn status_and_reason(&self) -> (StatusCode, (Code, &'static str)) {
+        match self {
+            Self::Malformed { .. } | Self::BodyBroken(_) => {
+                (StatusCode::BAD_REQUEST, (Code::InvalidArgument, "MALFORMED"))
+            }
+            Self::TooLarge { .. } => (StatusCode::BAD_REQUEST, (Code::InvalidArgument, "TOO_LARGE")),
+            Self::BodyTooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, (Code::InvalidArgument, "TOO_LARGE")),
+            Self::BodySlow(_) => (StatusCode::REQUEST_TIMEOUT, (Code::DeadlineExceeded, "BODY_TIMEOUT")),
+            Self::BodiesBusy | Self::CallsBusy => {
+                (StatusCode::SERVICE_UNAVAILABLE, (Code::ResourceExhausted, "OVERLOADED"))
+            }
+            Self::ParserFailed(_) | Self::CallFailed => {
+                (StatusCode::INTERNAL_SERVER_ERROR, (Code::Internal, "INTERNAL"))
+            }
+            Self::Undecided(error) => (status_of(*error), (error.code(), error.reason_name())),
+        }
+    }
+
+    /// The exceeded bound, if that is the reason.
+    pub(super) fn too_large(&self) -> Option<TooLarge> {
+        match self {
+            Self::TooLarge { error, .. } => Some(*error),
+            _other => None,
+        }
+    }
+}
+
+fn status_of(error: Error) -> StatusCode {
+    match error.code() {
+        Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+        Code::PermissionDenied => StatusCode::FORBIDDEN,
+        Code::NotFound => StatusCode::NOT_FOUND,
+        Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+        _ if error.is_caller_error() => StatusCode::BAD_REQUEST,
+        _the_servers => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+impl IntoResponse for HttpError {
+    fn into_response(self) -> Response {
+        (self.status(), format!("{self}\n")).into_response()
     }
 }
 

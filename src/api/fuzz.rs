@@ -23,13 +23,14 @@ use tollgate_counter::{
 };
 use tollgate_limiter::limiter::Limiter;
 use tollgate_rules::{ActiveRules, Rules};
+use tollgate_sources::{RuleSource, RuleSourceKind};
 use tollgate_store::{Memory, OnFull};
 use tollgate_wire::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tonic::codegen::Service as _;
 
 use crate::api::{
     Api, ApiSettings, Hosts,
-    admin::{self, AdminState, Certificates, MetricReader, MetricValues, Readiness, RuleSource},
+    admin::{self, AdminState, Certificates, MetricReader, MetricValues, Readiness},
     call::Method,
     forward_auth, headers, http, json,
     reader::RequestReader,
@@ -219,11 +220,7 @@ pub(super) fn admin_state() -> AdminState {
     AdminState {
         cluster: None,
         shared_store: None,
-        rule_source: RuleSource {
-            kind: tollgate_sources::RuleSourceKind::Files,
-            name: Arc::default(),
-            stats: Default::default(),
-        },
+        rule_source: RuleSource::new(RuleSourceKind::Files, "rules.yaml"),
         active_rules: ACTIVE_RULES.clone(),
         memory,
         limiter,

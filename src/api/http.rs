@@ -19,9 +19,10 @@ use crate::api::{
     admin::Readiness,
     call::CHECK_PATH,
     cross_site::{CrossSiteGuard, GatewayRequests, refuse_cross_site},
+    error::HttpError,
     failed_calls::BAD_HEADER,
     forward_auth, json,
-    reader::{HttpError, ReadRequest, RequestReader},
+    reader::{ReadRequest, RequestReader},
 };
 
 /// What `GET /` answers.

@@ -14,35 +14,14 @@ use tollgate_wire::{
     proto::{envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status},
 };
 
-use crate::api::call::{Method, OperatorVerb};
-
-/// Why a JSON text is not a valid request.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum JsonError {
-    /// More descriptors or entries than the bounds allow. The message was not built.
-    #[error(transparent)]
-    TooLarge(TooLarge),
-    /// One request of a call has more descriptors or entries than the bounds allow. The message was not built.
-    #[error("requests[{request}]: {error}")]
-    RequestTooLarge {
-        /// The index of the request.
-        request: usize,
-        /// The bound.
-        error: TooLarge,
-    },
-    /// Not a request of the method in JSON.
-    #[error("{}{error}", field.as_ref().map_or_else(String::new, |field| format!("{field}: ")))]
-    Malformed {
-        /// The path of the value, as in `descriptors[0].entries[1].value`; `None` at the top.
-        field: Option<String>,
-        /// The cause, with line and column.
-        error: serde_json::Error,
-    },
-}
+use crate::api::{
+    call::{Method, OperatorVerb},
+    error::HttpError,
+};
 
 /// Converts the request of a method to its encoded message. The bounds are checked before anything is built. Unknown
 /// fields and trailing characters are errors.
-pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Result<Vec<u8>, JsonError> {
+pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Result<Vec<u8>, HttpError> {
     let (position, size) = match method {
         Method::Decide(_) => (Position::Call, CallSize::new(bounds)),
         Method::Operator(OperatorVerb::SetLimits) => (Position::Call, CallSize::of_limits(bounds)),
@@ -55,7 +34,7 @@ pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Res
     let read = DynamicMessage::deserialize(descriptor(method).input(), &mut reader);
     match read.and_then(|message| reader.end().map(|()| message)) {
         Ok(message) => Ok(message.encode_to_vec()),
-        Err(error) => Err(JsonError::Malformed { field: wrong_field(method, json), error }),
+        Err(error) => Err(HttpError::Malformed { field: wrong_field(method, json), error }),
     }
 }
 
@@ -94,16 +73,14 @@ fn descriptor(method: Method) -> MethodDescriptor {
 
 /// Counts requests, descriptors and entries. Malformed text passes if the part before the error is within the bounds: the
 /// parser builds that part and fails at the same byte.
-fn check_bounds(position: Position, json: &[u8], size: CallSize) -> Result<(), JsonError> {
+fn check_bounds(position: Position, json: &[u8], size: CallSize) -> Result<(), HttpError> {
     let mut count = Count { size, too_large: None };
     let mut reader = serde_json::Deserializer::from_slice(json);
     // The parser reports syntax errors.
     let _ = BoundsCheck { count: &mut count, position }.deserialize(&mut reader);
     let Some(error) = count.too_large else { return Ok(()) };
-    Err(match count.size.request_index().filter(|_| error.is_of_request()) {
-        Some(request) => JsonError::RequestTooLarge { request, error },
-        None => JsonError::TooLarge(error),
-    })
+    let request = count.size.request_index().filter(|_| error.is_of_request());
+    Err(HttpError::TooLarge { request, error })
 }
 
 /// Requests, descriptors and entries counted so far.
@@ -245,7 +222,7 @@ mod tests {
         RequestBounds { descriptors: 2, entries: 3, ..ApiSettings::default().bounds() }
     }
 
-    fn read(json: &str) -> Result<(), JsonError> {
+    fn read(json: &str) -> Result<(), HttpError> {
         request(Method::ShouldRateLimit, json.as_bytes(), bounds()).map(drop)
     }
 
@@ -268,7 +245,7 @@ mod tests {
             (r#"{"domain": 1e5, "descriptors": [{}, {}, {}]}"#.to_owned(), Err(descriptors)),
         ] {
             let too_large = match read(&json) {
-                Err(JsonError::TooLarge(error)) => Err(error),
+                Err(HttpError::TooLarge { request: None, error }) => Err(error),
                 Err(error) => panic!("{json}: {error}"),
                 Ok(()) => Ok(()),
             };
@@ -288,7 +265,7 @@ mod tests {
             r#"{"entries": [{}, {}, {}, {}]}"#,
             r#"{"descriptors": [{"limit": {"entries": [{}, {}, {}, {}]}}]}"#,
         ] {
-            assert!(matches!(read(json), Err(JsonError::Malformed { .. })), "{json}");
+            assert!(matches!(read(json), Err(HttpError::Malformed { .. })), "{json}");
         }
     }
 

@@ -2,27 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{
-    body::{Body, Bytes, HttpBody as _},
-    http::StatusCode,
-    response::{IntoResponse, Response},
-};
+use axum::body::{Body, Bytes, HttpBody as _};
 use futures_util::{Stream, StreamExt as _};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     task::spawn_blocking,
     time::timeout,
 };
-use tollgate_limiter::limiter::{RequestBounds, TooLarge};
-use tollgate_wire::proto::google::rpc;
-use tonic::Code;
+use tollgate_limiter::limiter::RequestBounds;
 
-use crate::api::{
-    Error,
-    call::Method,
-    error::details,
-    json::{self, JsonError},
-};
+use crate::api::{call::Method, error::HttpError, json};
 
 /// Maximum size of a body, in bytes. As over gRPC, since a smaller maximum would be a way around limits.
 const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -54,30 +43,6 @@ impl From<Vec<u8>> for ReadRequest {
     }
 }
 
-/// Why a call over HTTP has no reply.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum HttpError {
-    #[error(transparent)]
-    Json(#[from] JsonError),
-    #[error("the body is larger than {BODY_BYTES_MAX} bytes")]
-    BodyTooLarge,
-    #[error("cannot read the body: {0}")]
-    BodyBroken(axum::Error),
-    #[error("timeout: the body did not arrive within {SHARE_TIMEOUT:?}")]
-    BodySlow,
-    #[error("too many concurrent large bodies")]
-    BodiesBusy,
-    #[error("cannot parse the body: {0}")]
-    ParserFailed(tokio::task::JoinError),
-    #[error("too many concurrent calls")]
-    CallsBusy,
-    /// A panic, which is a bug and was logged.
-    #[error("the call failed")]
-    CallFailed,
-    #[error(transparent)]
-    Undecided(#[from] Error),
-}
-
 impl RequestReader {
     /// A reader with a budget of `budget_bytes` for large bodies, at least one body of the maximum size.
     pub fn new(bounds: RequestBounds, budget_bytes: usize) -> Self {
@@ -90,7 +55,7 @@ impl RequestReader {
         let announced = body.size_hint().exact();
         let length = announced.map_or(BODY_BYTES_MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
         if length > BODY_BYTES_MAX {
-            return Err(HttpError::BodyTooLarge);
+            return Err(HttpError::BodyTooLarge(BODY_BYTES_MAX));
         }
         let mut chunks = body.into_data_stream();
         let mut bytes = Vec::new();
@@ -99,8 +64,8 @@ impl RequestReader {
         }
         let share = self.share(length).await?;
         let all = append(&mut bytes, &mut chunks, BODY_BYTES_MAX);
-        if !timeout(SHARE_TIMEOUT, all).await.map_err(|_| HttpError::BodySlow)?? {
-            return Err(HttpError::BodyTooLarge);
+        if !timeout(SHARE_TIMEOUT, all).await.map_err(|_| HttpError::BodySlow(SHARE_TIMEOUT))?? {
+            return Err(HttpError::BodyTooLarge(BODY_BYTES_MAX));
         }
         let bounds = self.bounds;
         // The share moves into the task, which continues if the client disconnects.
@@ -133,66 +98,4 @@ async fn append(
         }
     }
     Ok(false)
-}
-
-impl HttpError {
-    pub(super) fn status(&self) -> StatusCode {
-        self.status_and_reason().0
-    }
-
-    /// The error as `tollgate.v1` sends it.
-    pub(super) fn details(&self) -> rpc::Status {
-        let (code, reason) = self.reason();
-        details(code, reason, self.to_string())
-    }
-
-    /// The status code, and the reason in the details.
-    pub(super) fn reason(&self) -> (Code, &'static str) {
-        self.status_and_reason().1
-    }
-
-    fn status_and_reason(&self) -> (StatusCode, (Code, &'static str)) {
-        match self {
-            Self::Json(JsonError::Malformed { .. }) | Self::BodyBroken(_) => {
-                (StatusCode::BAD_REQUEST, (Code::InvalidArgument, "MALFORMED"))
-            }
-            Self::Json(JsonError::TooLarge(_) | JsonError::RequestTooLarge { .. }) => {
-                (StatusCode::BAD_REQUEST, (Code::InvalidArgument, "TOO_LARGE"))
-            }
-            Self::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, (Code::InvalidArgument, "TOO_LARGE")),
-            Self::BodySlow => (StatusCode::REQUEST_TIMEOUT, (Code::DeadlineExceeded, "BODY_TIMEOUT")),
-            Self::BodiesBusy | Self::CallsBusy => {
-                (StatusCode::SERVICE_UNAVAILABLE, (Code::ResourceExhausted, "OVERLOADED"))
-            }
-            Self::ParserFailed(_) | Self::CallFailed => {
-                (StatusCode::INTERNAL_SERVER_ERROR, (Code::Internal, "INTERNAL"))
-            }
-            Self::Undecided(error) => (status_of(*error), (error.code(), error.reason_name())),
-        }
-    }
-
-    /// The exceeded bound, if that is the reason.
-    pub(super) fn too_large(&self) -> Option<TooLarge> {
-        match self {
-            Self::Json(JsonError::TooLarge(error) | JsonError::RequestTooLarge { error, .. }) => Some(*error),
-            _other => None,
-        }
-    }
-}
-
-fn status_of(error: Error) -> StatusCode {
-    match error.code() {
-        Code::Unauthenticated => StatusCode::UNAUTHORIZED,
-        Code::PermissionDenied => StatusCode::FORBIDDEN,
-        Code::NotFound => StatusCode::NOT_FOUND,
-        Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
-        _ if error.is_caller_error() => StatusCode::BAD_REQUEST,
-        _the_servers => StatusCode::SERVICE_UNAVAILABLE,
-    }
-}
-
-impl IntoResponse for HttpError {
-    fn into_response(self) -> Response {
-        (self.status(), format!("{self}\n")).into_response()
-    }
 }

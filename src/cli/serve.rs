@@ -23,8 +23,7 @@ use tracing::{error, info, warn};
 use crate::{
     server::{Server, StopSignal, WorkerPool},
     settings::{
-        BackendChoice, CATALOG, Compat, ListenAddress, ListenerTlsFiles, Settings, SettingsSources,
-        environment,
+        BackendChoice, CATALOG, ListenAddress, ListenerTlsFiles, Settings, SettingsSources, environment,
     },
 };
 
@@ -198,7 +197,7 @@ fn sources(matches: &ArgMatches) -> SettingsSources {
     SettingsSources {
         file: flag("settings").map(Into::into),
         environment: environment(),
-        compat: matches.get_one::<String>(COMPAT).map(|_| Compat::EnvoyRatelimit),
+        reads_reference: matches.contains_id(COMPAT),
         flags: CATALOG.iter().filter_map(|setting| Some((setting, flag(setting.name)?))).collect(),
     }
 }

@@ -17,6 +17,7 @@ use tollgate_counter::{
     descriptor::Secret,
     time::{Clock, Timestamp},
 };
+use tollgate_rules::BackgroundPriority;
 use tollgate_store::{Epoch, Memory, OnFull, Slot, SlotSource, StoredSlot, divider::Dividers};
 use tracing::{debug, error, info};
 
@@ -28,7 +29,6 @@ mod snapshot;
 
 pub use snapshot::SnapshotError;
 
-use parallel::WorkPriority;
 use snapshot::SnapshotSummary;
 use tollgate_net::private_file;
 
@@ -157,7 +157,7 @@ impl Persistence {
     pub async fn write_periodically(self, clock: Clock, secret: impl Fn() -> Secret) {
         loop {
             sleep(self.settings.snapshot_every).await;
-            self.write_with(WorkPriority::Idle, &clock, secret(), None).await;
+            self.write_with(BackgroundPriority::Idle, &clock, secret(), None).await;
         }
     }
 
@@ -176,7 +176,7 @@ impl Persistence {
         deadline: Instant,
     ) {
         let Some(path) = self.path() else { return };
-        let write = self.write_with(WorkPriority::Normal, clock, secret, dividers);
+        let write = self.write_with(BackgroundPriority::Normal, clock, secret, dividers);
         if timeout_at(deadline, write).await.is_err() {
             error!(path = %path.display(), "the snapshot was not written in time; the previous one stays");
         }
@@ -186,7 +186,7 @@ impl Persistence {
     /// the counters in memory are not affected. Returns whether it was written.
     async fn write_with(
         &self,
-        priority: WorkPriority,
+        priority: BackgroundPriority,
         clock: &Clock,
         secret: Secret,
         dividers: Option<Arc<Dividers>>,
@@ -195,7 +195,7 @@ impl Persistence {
         let persistence = self.clone();
         let clock = clock.clone();
         let displayed = path.display().to_string();
-        let is_urgent = priority == WorkPriority::Normal;
+        let is_urgent = priority == BackgroundPriority::Normal;
         if is_urgent {
             self.urgent.fetch_add(1, Relaxed);
         }

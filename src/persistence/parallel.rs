@@ -11,7 +11,7 @@ use std::{
 };
 
 use tollgate_counter::time::Stopwatch;
-use tollgate_rules::set_idle_priority;
+use tollgate_rules::{BackgroundPriority, set_idle_priority};
 
 /// The maximum number of threads. More threads would only wait for the file.
 const THREADS_MAX: usize = 8;
@@ -26,20 +26,13 @@ const WORK_MIN: Duration = Duration::from_micros(100);
 /// The longest rest. A thread that had to wait for its core seems to have worked for longer than it has.
 const REST_MAX: Duration = Duration::from_millis(4);
 
-/// The scheduling priority of the threads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WorkPriority {
-    /// The threads run only while a core is idle (`SCHED_IDLE`), and the calling thread, which has normal priority,
-    /// rests after each step: the kernel would let it keep its core for milliseconds while other threads are ready.
-    Idle,
-    /// Scheduled like all other threads.
-    Normal,
-}
-
 /// Maps each item on one of several threads. The calling thread takes the items from their iterator and consumes the
 /// results, in any order, until there is an error. Only a few items are under way at a time.
+///
+/// With idle priority the calling thread, whose own priority is normal, rests after each step: the kernel would let it
+/// keep its core for milliseconds while other threads are ready.
 pub(super) fn map_in_any_order<T: Send, R: Send, E>(
-    priority: WorkPriority,
+    priority: BackgroundPriority,
     items: impl Iterator<Item = T>,
     map: impl Fn(T) -> R + Sync,
     consume: impl FnMut(R) -> Result<(), E>,
@@ -61,15 +54,14 @@ pub(super) fn map_in_any_order<T: Send, R: Send, E>(
 /// Starts a thread and returns whether there is one.
 fn start<'scope, T: Send + 'scope, R: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
-    priority: WorkPriority,
+    priority: BackgroundPriority,
     queue: &'scope Mutex<Receiver<T>>,
     map: &'scope (impl Fn(T) -> R + Sync),
     results: Sender<R>,
 ) -> bool {
     let work = move || {
-        match priority {
-            WorkPriority::Idle => set_idle_priority(),
-            WorkPriority::Normal => {}
+        if priority == BackgroundPriority::Idle {
+            set_idle_priority();
         }
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         while let Ok(item) = next() {
@@ -82,7 +74,7 @@ fn start<'scope, T: Send + 'scope, R: Send + 'scope>(
 }
 
 fn feed<T, R, E>(
-    priority: WorkPriority,
+    priority: BackgroundPriority,
     threads: usize,
     (sender, results): (Sender<T>, Receiver<R>),
     mut items: impl Iterator<Item = T>,
@@ -93,7 +85,7 @@ fn feed<T, R, E>(
     let mut waited = Duration::ZERO;
     let mut worked = Stopwatch::start();
     loop {
-        if priority == WorkPriority::Idle && worked.elapsed() > WORK_MIN {
+        if priority == BackgroundPriority::Idle && worked.elapsed() > WORK_MIN {
             thread::sleep((worked.elapsed() * RESTS).min(REST_MAX));
             worked = Stopwatch::start();
         }
@@ -108,7 +100,7 @@ fn feed<T, R, E>(
         } else {
             let waiting = Stopwatch::start();
             let received = results.recv_timeout(IDLE_TIMEOUT);
-            if priority == WorkPriority::Idle {
+            if priority == BackgroundPriority::Idle {
                 waited += waiting.elapsed();
                 worked = Stopwatch::start();
             }
@@ -138,7 +130,7 @@ mod tests {
 
     #[test]
     fn every_item_is_mapped_once_at_both_priorities() {
-        for priority in [WorkPriority::Idle, WorkPriority::Normal] {
+        for priority in [BackgroundPriority::Idle, BackgroundPriority::Normal] {
             let mut found = Vec::new();
             let consume = |result: u64| {
                 found.push(result);
@@ -154,13 +146,13 @@ mod tests {
     fn first_error_ends_the_work() {
         let consume = |item: u64| if item == 10 { Err(item) } else { Ok(()) };
         // Without an end, these items would never be used up.
-        assert_eq!(map_in_any_order(WorkPriority::Normal, 0.., |item| item, consume), Err(10));
+        assert_eq!(map_in_any_order(BackgroundPriority::Normal, 0.., |item| item, consume), Err(10));
     }
 
     #[test]
     fn panic_of_a_thread_is_passed_on() {
         let map = |item: u64| assert_ne!(item, 500, "intended");
-        let work = || map_in_any_order(WorkPriority::Normal, 0..1_000, map, Ok::<_, ()>);
+        let work = || map_in_any_order(BackgroundPriority::Normal, 0..1_000, map, Ok::<_, ()>);
         assert!(catch_unwind(work).is_err());
     }
 }

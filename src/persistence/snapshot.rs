@@ -15,9 +15,10 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use siphasher::sip::SipHasher13;
 use tollgate_counter::{descriptor::Secret, files, packed_counter::DecodeClock, time::Timestamp};
 use tollgate_net::private_file;
+use tollgate_rules::BackgroundPriority;
 use tollgate_store::{EncodedSlot, Epoch, Memory, Slot, SlotSource, StoredSlot};
 
-use crate::persistence::parallel::{WorkPriority, map_in_any_order};
+use crate::persistence::parallel::map_in_any_order;
 
 /// The first bytes: the format and its version.
 const MAGIC: [u8; 16] = *b"tollgate snap 06";
@@ -79,7 +80,7 @@ pub(super) fn write(
     memory: &Memory,
     secret: &Secret,
     source: impl Fn(Slot) -> SlotSource,
-    (now, priority): (Timestamp, WorkPriority),
+    (now, priority): (Timestamp, BackgroundPriority),
     is_superseded: impl Fn() -> bool,
     path: &Path,
 ) -> Result<(), SnapshotError> {
@@ -146,7 +147,7 @@ pub(super) fn read(
         Ok::<_, SnapshotError>(counters)
     };
     let sections = std::iter::from_fn(|| section(&mut input, slots).transpose());
-    map_in_any_order(WorkPriority::Normal, sections, decode, |read| {
+    map_in_any_order(BackgroundPriority::Normal, sections, decode, |read| {
         counters += read?;
         Ok::<_, SnapshotError>(())
     })?;
@@ -300,7 +301,7 @@ mod tests {
             }
         }
         let source = |_| SlotSource::Memory { epoch: Epoch(1) };
-        let written_at = (now.plus(SECOND), WorkPriority::Normal);
+        let written_at = (now.plus(SECOND), BackgroundPriority::Normal);
         write(&memory, &secret, source, written_at, || false, &path).unwrap();
         let mut input = File::open(&path).unwrap();
         input.seek(io::SeekFrom::Start(MAGIC.len() as u64)).unwrap();

@@ -55,7 +55,7 @@ fn refilled(limit: &Limit, now: Timestamp) -> u64 {
 
 /// Writes a snapshot at once.
 async fn write(persistence: &Persistence, clock: &Clock) {
-    persistence.write_with(WorkPriority::Normal, clock, SECRET, None).await;
+    persistence.write_with(BackgroundPriority::Normal, clock, SECRET, None).await;
 }
 
 /// Charges four of ten hits of every limit and writes a snapshot.
@@ -202,7 +202,7 @@ async fn periodic_snapshot_makes_way_for_an_urgent_one() {
     let persistence = written(&path).await;
     let before = fs::read(&path).unwrap();
     let (earlier, later) = (Clock::manual(NOW.plus(SECOND)), Clock::manual(NOW.plus(2 * SECOND)));
-    let periodic = || persistence.write_with(WorkPriority::Idle, &earlier, SECRET, None);
+    let periodic = || persistence.write_with(BackgroundPriority::Idle, &earlier, SECRET, None);
 
     persistence.urgent.fetch_add(1, Relaxed);
     periodic().await;

@@ -120,7 +120,7 @@ impl Components {
             reset_access: settings.admin.token_file.clone().map(admin::Token::new).map(ResetAccess::new),
             ..Api::new(limiter.clone(), settings.api)
         };
-        let rule_source = settings.rules.source.stats();
+        let rule_source = settings.rules.source.described();
         let store_settings = settings.shared_store.as_ref();
         let probe = lifecycle::Probe {
             phase,
@@ -147,7 +147,7 @@ impl Components {
             reference_names: settings.metrics.reference_names,
         };
         let admin = AdminState {
-            rule_source: admin::RuleSource::new(&settings.rules.source, rule_source),
+            rule_source,
             cluster,
             shared_store,
             active_rules,
@@ -187,8 +187,7 @@ impl Components {
         let Self { settings, admin, persistence, probe, .. } = self;
         let AdminState { clock, active_rules, cluster, .. } = admin;
         let source = settings.rules.source.clone();
-        let stats = admin.rule_source.stats.clone();
-        background.spawn(source.run(clock.clone(), active_rules.clone(), stats));
+        background.spawn(source.run(clock.clone(), active_rules.clone(), admin.rule_source.clone()));
         let stopping = || lifecycle::wait_for_phase(probe.phase.clone(), Phase::Stopping);
         background.spawn(self.live.clone().run(admin.clone(), stopping()));
         let metrics = admin.metrics.clone();

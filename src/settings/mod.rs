@@ -22,7 +22,7 @@ pub use draft::{LimitSettings, LimitStoreSettings};
 pub use listeners::{CertificateName, ListenAddress, ListenerTlsFiles, TlsSettings};
 pub use reference::{Backend, BackendChoice};
 pub use schema::json_schema;
-pub use sources::{Compat, SettingsError, SettingsSources, environment};
+pub use sources::{SettingsError, SettingsSources, environment};
 pub use value_type::{Setting, ValueType};
 
 /// All settings.

@@ -24,19 +24,12 @@ pub struct SettingsSources {
     /// The path of a settings file, in YAML: sections with settings.
     pub file: Option<PathBuf>,
     /// Environment variables and their values. Only `TOLLGATE_<SECTION>__<NAME>`, the variables of OpenTelemetry and,
-    /// if `compat` says so, those of another server are read.
+    /// if `reads_reference` says so, those of envoyproxy/ratelimit are read.
     pub environment: Vec<(String, String)>,
-    /// The server whose variables are read too.
-    pub compat: Option<Compat>,
+    /// Whether this program starts in the place of envoyproxy/ratelimit.
+    pub reads_reference: bool,
     /// Settings from flags and their values.
     pub flags: Vec<(&'static Setting, String)>,
-}
-
-/// A server in whose place this program can start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compat {
-    /// envoyproxy/ratelimit.
-    EnvoyRatelimit,
 }
 
 /// An error in the settings.
@@ -99,7 +92,7 @@ impl SettingsSources {
             }
         }
         // The directory that envoyproxy/ratelimit reads may come later than the process.
-        settings.rules.path_must_exist &= self.compat.is_none();
+        settings.rules.path_must_exist &= !self.reads_reference;
         Ok(Settings { traces, without_effect, backend: choice, ..settings })
     }
 
@@ -140,7 +133,9 @@ impl SettingsSources {
 
     /// Reads the variables of another server, which override defaults only. All other sources were read before.
     fn read_reference(&self, reader: &mut SettingsReader) -> Result<Translation, SettingsError> {
-        let Some(Compat::EnvoyRatelimit) = self.compat else { return Ok(Translation::default()) };
+        if !self.reads_reference {
+            return Ok(Translation::default());
+        }
         let given = reader.effective()?;
         let is_given =
             |name: &str| given.iter().any(|given| given.name == name && given.from != SettingOrigin::Default);

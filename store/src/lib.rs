@@ -43,5 +43,6 @@ pub use slot::{KeyHash, KeyHasher, SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};
 pub use slot_data::{Consumption, SlotChanges, SlotData, SlotDecodeError};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};
+pub use table::CounterEvents;
 pub use tollgate_counter::algorithm::OwnTerms;
 pub use tollgate_counter::time::Lead;

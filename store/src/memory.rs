@@ -10,8 +10,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, Decisions, Lead, LimitOrigin, OnFull, OnRefusal, OwnTerms, SLOTS, SingleDecision, Slot,
-    SlotData, SlotOwnLimits,
+    Check, Checks, CounterEvents, Decisions, Lead, LimitOrigin, OnFull, OnRefusal, OwnTerms, SLOTS,
+    SingleDecision, Slot, SlotData, SlotOwnLimits,
     held_counter::{HeldCounter, Room},
     operation::{CounterOperation, OperationOutcome, decide_set},
     side_data::SideDataSize,
@@ -82,16 +82,6 @@ pub struct StoreStats {
     pub refused_full: u64,
     /// Open reservations.
     pub holds_open: usize,
-    /// Reservations that their expiry released, since the start.
-    pub holds_released: u64,
-    /// Reservations that their expiry charged, since the start.
-    pub holds_charged: u64,
-    /// Reservations that were refused because there were too many.
-    pub holds_exhausted: u64,
-    /// Ids of ended reservations that were forgotten because their counter had too many.
-    pub ids_forgotten: u64,
-    /// Penalties that began, since the start.
-    pub penalties: u64,
     /// Refusals of limits with a penalty that were not recorded for lack of memory.
     pub refusals_unrecorded: u64,
     /// Keys with a limit of their own, or with one that was removed lately.
@@ -169,28 +159,28 @@ impl Memory {
             evicted_idle: resources.evicted_idle.get(),
             evicted_unexpired: resources.evicted_unexpired.get(),
             refused_full: self.tables.refused_full.get(),
-            holds_open: resources.holds.open.load(Ordering::Relaxed),
-            holds_released: resources.holds.released.get(),
-            holds_charged: resources.holds.charged.get(),
-            holds_exhausted: resources.holds.exhausted.get(),
-            ids_forgotten: resources.holds.forgotten.get(),
-            penalties: resources.penalties.get(),
+            holds_open: resources.open_holds.load(Ordering::Relaxed),
             refusals_unrecorded: resources.refusals_unrecorded.get(),
             own_limits: resources.own_limits.load(Ordering::Relaxed),
             own_limit_bytes: resources.own_limit_bytes.load(Ordering::Relaxed),
         }
     }
 
+    /// What happened to counters, since the start.
+    pub fn events(&self) -> &CounterEvents {
+        &self.tables.resources.events
+    }
+
     /// The memory for ids.
     pub fn id_memory(&self) -> IdMemory {
         let resources = &self.tables.resources;
         let max = resources.budget.bytes_max() / tables::SHARE_DIVISOR;
-        IdMemory { used: resources.holds.bytes.load(Ordering::Relaxed), max }
+        IdMemory { used: resources.hold_bytes.load(Ordering::Relaxed), max }
     }
 
     /// Counts a reservation that is refused for lack of memory.
     pub fn count_exhausted(&self) {
-        self.tables.resources.holds.exhausted.add(1);
+        self.events().holds_exhausted.add(1);
     }
 
     /// Restores counters from a snapshot, as many as the memory allows.

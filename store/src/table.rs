@@ -19,6 +19,7 @@ mod resources;
 
 pub(super) use eviction::EVICTION_COST_MAX;
 use hash_table::{HashTable, buckets_for, bytes_of, capacity_of, next_after};
+pub use resources::CounterEvents;
 pub(super) use resources::TableResources;
 
 /// A table below this fraction of its part of the memory may take memory from others.
@@ -121,7 +122,7 @@ impl SlotTable {
         let holds = side_data.as_mut().and_then(|side_data| side_data.holds.as_mut());
         let forgotten = holds.map_or(0, |holds| holds.take_forgotten_early());
         if forgotten > 0 {
-            resources.holds.forgotten.add(forgotten as u64);
+            resources.events.ids_forgotten.add(forgotten as u64);
         }
         resources.change_side_data(
             before,

@@ -56,39 +56,17 @@ pub struct LogControl {
     output: Option<LogOutput>,
 }
 
-/// The number of log lines dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DroppedLines {
-    /// Dropped by the rate limit of their call site.
-    pub rate: u64,
-    /// Dropped because the output did not accept them.
-    pub output: u64,
-}
-
-/// An invalid level.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{0}` is not a level; allowed are error, warn, info, debug, trace or off, also per module, as in info,tollgate_rules=debug"
-)]
-pub struct LevelError(String);
-
-/// An error at the start of logging.
+/// Why logging does not start, or the level stays unchanged.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum LogError {
     /// The level is invalid.
-    #[error("log.level: {0}")]
-    Level(#[from] LevelError),
+    #[error(
+        "`{0}` is not a level; allowed are error, warn, info, debug, trace or off, also per module, as in info,tollgate_rules=debug"
+    )]
+    Level(String),
     /// The writer thread cannot be started.
     #[error("cannot start the log writer: {0}")]
     Thread(#[from] io::Error),
-}
-
-/// An error while changing the level; the level stays unchanged.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SetLevelError {
-    /// The new level is invalid.
-    #[error(transparent)]
-    Level(#[from] LevelError),
     /// This control is not attached to any logs.
     #[error("this process does not write logs")]
     Detached,
@@ -96,8 +74,8 @@ pub enum SetLevelError {
 
 /// Parses a level. A level without a module applies to the events of this program; libraries log errors only, unless
 /// the level names their modules.
-pub fn filter(level: &str) -> Result<Targets, LevelError> {
-    let wrong = || LevelError(level.to_owned());
+pub fn filter(level: &str) -> Result<Targets, LogError> {
+    let wrong = || LogError::Level(level.to_owned());
     // The filter would read any other word as the name of a module to log in full.
     let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
     // Nor are there spans, which brackets would name.
@@ -120,7 +98,7 @@ pub fn filter(level: &str) -> Result<Targets, LevelError> {
 pub fn start(
     settings: &LogSettings,
     second: impl Fn() -> u64 + Clone + Send + Sync + 'static,
-) -> Result<LogControl, StartError> {
+) -> Result<LogControl, LogError> {
     let output = LogOutput::start(stderr(), second.clone())?;
     let writer = output.clone();
     let (logs, log_control) = logs(settings, move || writer.clone(), stderr().is_terminal(), second)?;
@@ -136,7 +114,7 @@ pub fn logs<W>(
     writer: W,
     colours: bool,
     second: impl Fn() -> u64 + Send + Sync + 'static,
-) -> Result<(impl Subscriber, LogControl), LevelError>
+) -> Result<(impl Subscriber, LogControl), LogError>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
@@ -176,19 +154,21 @@ impl LogControl {
     }
 
     /// Sets the level and returns the previous one.
-    pub fn set_level(&self, level: &str) -> Result<String, SetLevelError> {
+    pub fn set_level(&self, level: &str) -> Result<String, LogError> {
         let filter = filter(level)?;
         let mut current = self.level.lock().unwrap_or_else(PoisonError::into_inner);
-        self.handle.reload(filter).map_err(|_| SetLevelError::Detached)?;
+        self.handle.reload(filter).map_err(|_| LogError::Detached)?;
         Ok(std::mem::replace(&mut *current, level.to_owned()))
     }
 
-    /// The number of lines dropped so far.
-    pub fn dropped_lines(&self) -> DroppedLines {
-        DroppedLines {
-            rate: self.left_out.load(Relaxed),
-            output: self.output.as_ref().map_or(0, LogOutput::dropped),
-        }
+    /// The number of lines that the rate limit of their call site has dropped.
+    pub fn dropped_by_rate(&self) -> u64 {
+        self.left_out.load(Relaxed)
+    }
+
+    /// The number of lines dropped because the output did not accept them.
+    pub fn dropped_by_output(&self) -> u64 {
+        self.output.as_ref().map_or(0, LogOutput::dropped)
     }
 
     /// Waits until all lines so far are written, for at most `time_max`.

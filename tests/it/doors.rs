@@ -32,7 +32,7 @@ const DOORS: [(&str, &str); 13] = [
     ),
     (
         "rules",
-        "ActiveRules Allowance Contents DESCRIPTORS_MAX DecisionStats DecisionTotals DenialBody \
+        "ActiveRules Allowance BackgroundPriority Contents DESCRIPTORS_MAX DecisionStats DecisionTotals DenialBody \
           DenialTemplate DenialValues DescriptorRef DisplayedLimit Documents Domain \
           FileSettings ForwardPolicy GroupedKey KeyedDomain KeyedRules LevelTrace LoadError \
           Location Match MatchKind MatchPosition NODES_MAX Network NetworkError NetworkGroup OnDenied \
@@ -50,11 +50,11 @@ const DOORS: [(&str, &str); 13] = [
     ),
     (
         "sources",
-        "ClientTlsFiles RuleLocation RuleSourceKind RuleSourceSettings RuleSourceStats SourceSettings url xds",
+        "ClientTlsFiles RuleLocation RuleSource RuleSourceKind RuleSourceSettings SourceSettings url xds",
     ),
     (
         "store",
-        "BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterOperation CounterOutcomes CounterState \
+        "BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterEvents CounterOperation CounterOutcomes CounterState \
           CounterView Decisions DryRun EncodedSlot Epoch Expired Grants \
           HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
           HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds IdMemory KeyHash KeyHasher Lead Leases \

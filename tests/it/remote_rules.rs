@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tollgate_counter::time::Clock;
 use tollgate_rules::ActiveRules;
-use tollgate_sources::{SourceSettings, url};
+use tollgate_sources::{RuleSource, SourceSettings, url};
 
 use crate::{
     certificates::{Authority, Files},
@@ -45,8 +45,9 @@ impl Follower {
         let SourceSettings::Url(mut url) = settings.rules.source else { panic!("not a URL") };
         url.interval = Duration::from_millis(10);
         let (active_rules, stats) = (Arc::new(ActiveRules::default()), Arc::<url::UrlStats>::default());
-        let counted = tollgate_sources::RuleSourceStats { url: Some(stats.clone()), ..Default::default() };
-        let source = SourceSettings::Url(url).run(Clock::manual(START), active_rules.clone(), counted);
+        let source = SourceSettings::Url(url);
+        let counted = RuleSource { url: Some(stats.clone()), ..source.described() };
+        let source = source.run(Clock::manual(START), active_rules.clone(), counted);
         Self { active_rules, stats, task: tokio::spawn(source) }
     }
 

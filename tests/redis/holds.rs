@@ -92,7 +92,7 @@ async fn expiry_ends_refusals_of_all_replicas() {
         assert_eq!(replica.check(name, &limit, Operation::Charge(1)).await.remaining, left);
     }
     let released: u64 =
-        [&one, &other].map(|replica| replica.store.stats().counts.holds_released.get()).iter().sum();
+        [&one, &other].map(|replica| replica.store.stats().counts.events.holds_released.get()).iter().sum();
     assert_eq!(released, 1);
 }
 
@@ -130,7 +130,7 @@ async fn more_than_the_most_reservations_are_refused() {
         assert!(held.unwrap().is_held);
     }
     assert_eq!(reserve(HOLDS_MAX).await.unwrap_err(), RemoteHoldError::Exhausted);
-    assert_eq!(replica.store.stats().counts.holds_exhausted.get(), 1);
+    assert_eq!(replica.store.stats().counts.events.holds_exhausted.get(), 1);
     assert_eq!(replica.check(name, &limit, Operation::Peek).await.remaining, 999_000);
     let size: usize = server.run("DBSIZE");
     assert_eq!(size, 3, "the counter, the secret and the replicas");
@@ -152,7 +152,7 @@ async fn forgotten_ids_are_counted_and_their_counter_stays_bounded() {
             assert_eq!(settled.unwrap()[0].outcome, SettleOutcome::Unknown);
         }
     }
-    let forgotten = replica.store.stats().counts.ids_forgotten.get() as usize;
+    let forgotten = replica.store.stats().counts.events.ids_forgotten.get() as usize;
     assert!((IDS - 4_096 - 255..=IDS - 4_096).contains(&forgotten), "{forgotten}");
     // The newest is answered as the first time, and the oldest is unknown.
     assert_eq!(

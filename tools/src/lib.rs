@@ -18,10 +18,12 @@ mod limits;
 mod request;
 mod simulate;
 mod target;
-
 #[cfg(any(test, feature = "testing"))]
-pub use command::examples_of;
+mod testing;
+
 pub use command::{USAGE, examples, print};
+#[cfg(any(test, feature = "testing"))]
+pub use testing::examples_of;
 
 use command::report;
 

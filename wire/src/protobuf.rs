@@ -4,6 +4,7 @@
 use std::str;
 
 use prost::encoding::{DecodeContext, WireType, encode_varint, encoded_len_varint, skip_field};
+use tollgate_counter::descriptor::Entry;
 
 /// Length of the gRPC frame prefix: a flag and the message length.
 pub const FRAME_PREFIX_BYTES: usize = 5;
@@ -113,6 +114,22 @@ impl<'m> MessageFields<'m> {
 #[inline]
 pub fn text(bytes: &[u8]) -> Result<&str, MalformedMessage> {
     str::from_utf8(bytes).map_err(|_| MalformedMessage)
+}
+
+/// Reads an entry of a descriptor, or a pair of the id of a bucket: a key and a value.
+#[inline]
+pub fn entry(message: &[u8]) -> Result<Entry<'_>, MalformedMessage> {
+    let mut entry = Entry { key: &[], value: &[] };
+    let mut fields = MessageFields::new(message);
+    while let Some(field) = fields.next_field()? {
+        match field {
+            (1, FieldValue::Bytes(key)) => entry.key = key,
+            (2, FieldValue::Bytes(value)) => entry.value = value,
+            (1..=2, _wrong_type) => return Err(MalformedMessage),
+            (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
+        }
+    }
+    Ok(entry)
 }
 
 /// Writes a number field; 0 is omitted.

@@ -17,7 +17,7 @@ pub use clock_mapping::LEAD_MAX;
 use monotonic::Monotonic;
 pub use monotonic::Stopwatch;
 use system_clock::SystemClock;
-pub use system_clock::{ClockComparison, ClockReading, ClockStep, FOLLOW_EVERY, Lead, LongSteps};
+pub use system_clock::{ClockComparison, ClockReading, ClockStep, FOLLOW_EVERY, Lead};
 pub use timestamp::{SECOND, Timestamp};
 
 /// The start of the year 2500. Windows of years and everything that outlives them end before the last instant, in 2554.
@@ -124,9 +124,14 @@ impl Clock {
         }
     }
 
-    /// The number of steps longer than [`LEAD_MAX`], forward and back.
-    pub fn long_steps(&self) -> LongSteps {
-        self.as_system().map(SystemClock::long_steps).unwrap_or_default()
+    /// The number of steps forward longer than [`LEAD_MAX`].
+    pub fn long_steps_forward(&self) -> u64 {
+        self.as_system().map_or(0, |clock| clock.steps_forward.load(Ordering::Relaxed))
+    }
+
+    /// The number of steps back longer than [`LEAD_MAX`].
+    pub fn long_steps_back(&self) -> u64 {
+        self.as_system().map_or(0, |clock| clock.steps_back.load(Ordering::Relaxed))
     }
 
     fn as_system(&self) -> Option<&SystemClock> {

@@ -23,8 +23,9 @@ pub(super) struct SystemClock {
     mapping: MappingCell,
     // In nanoseconds; 0 except in tests.
     pub(super) wall_ahead: AtomicI64,
-    steps_forward: AtomicU64,
-    steps_back: AtomicU64,
+    /// Steps longer than [`LEAD_MAX`].
+    pub(super) steps_forward: AtomicU64,
+    pub(super) steps_back: AtomicU64,
 }
 
 /// One reading of a clock.
@@ -52,15 +53,6 @@ pub enum ClockStep {
     Forward(Duration),
     /// The clock gives up its lead over a wall clock that was set back.
     Back(Duration),
-}
-
-/// The number of clock steps longer than [`LEAD_MAX`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LongSteps {
-    /// The wall clock jumped ahead, or the machine was suspended.
-    pub forward: u64,
-    /// The clock gave up a lead.
-    pub back: u64,
 }
 
 impl SystemClock {
@@ -101,12 +93,6 @@ impl SystemClock {
             None => {}
         }
         self.mapping.set(comparison.next);
-    }
-
-    pub(super) fn long_steps(&self) -> LongSteps {
-        let [forward, back] =
-            [&self.steps_forward, &self.steps_back].map(|steps| steps.load(Ordering::Relaxed));
-        LongSteps { forward, back }
     }
 
     pub(super) fn compare_with_wall(&self) -> ClockComparison {

@@ -277,40 +277,25 @@ fn how(how: Option<MatchKind>) -> &'static str {
     }
 }
 
-/// The reason why a node was not chosen.
-fn not_chosen_reason(how: Option<MatchKind>, best: Option<MatchKind>) -> &'static str {
-    match (how, best) {
-        (Some(MatchKind::Network), Some(MatchKind::Network)) => {
-            "its network contains the address too, but a longer prefix takes precedence"
-        }
-        (Some(MatchKind::Network), Some(MatchKind::Exact)) => {
-            "its network contains the address, but an exact match takes precedence"
-        }
-        (Some(MatchKind::Pattern), Some(MatchKind::Network)) => {
-            "its pattern matches too, but a network takes precedence"
-        }
-        (Some(MatchKind::KeyOnly), Some(MatchKind::Network)) => {
-            "its key alone matches too, but a network takes precedence"
-        }
-        (Some(MatchKind::Pattern), Some(MatchKind::Pattern)) => {
-            "its pattern matches too, but is declared later"
-        }
-        (Some(MatchKind::Pattern), Some(MatchKind::Exact)) => {
-            "its pattern matches too, but an exact match takes precedence"
-        }
-        (Some(MatchKind::KeyOnly), Some(MatchKind::Exact)) => {
-            "its key alone matches too, but an exact match takes precedence"
-        }
-        (Some(MatchKind::KeyOnly), Some(MatchKind::Pattern)) => {
-            "its key alone matches too, but a pattern takes precedence"
-        }
-        (Some(MatchKind::Exact | MatchKind::Network | MatchKind::Pattern), Some(MatchKind::KeyOnly))
-        | (Some(MatchKind::Network), Some(MatchKind::Pattern))
-        | (Some(MatchKind::KeyOnly), Some(MatchKind::KeyOnly))
-        | (Some(MatchKind::Exact), Some(MatchKind::Exact | MatchKind::Network | MatchKind::Pattern))
-        | (None, _)
-        | (_, None) => "it does not match",
-    }
+/// The reason why a node that matches was not chosen.
+fn not_chosen_reason(how: Option<MatchKind>, best: Option<MatchKind>) -> String {
+    let (Some(how), Some(best)) = (how, best) else { return "it does not match".to_owned() };
+    let found = match how {
+        MatchKind::Exact => "it matches exactly too",
+        MatchKind::Network if best == MatchKind::Exact => "its network contains the address",
+        MatchKind::Network => "its network contains the address too",
+        MatchKind::Pattern => "its pattern matches too",
+        MatchKind::KeyOnly => "its key alone matches too",
+    };
+    let but = match best {
+        MatchKind::Exact => "an exact match takes precedence",
+        MatchKind::Network if how == best => "a longer prefix takes precedence",
+        MatchKind::Network => "a network takes precedence",
+        MatchKind::Pattern if how == best => "is declared later",
+        MatchKind::Pattern => "a pattern takes precedence",
+        MatchKind::KeyOnly => "a key alone takes precedence",
+    };
+    format!("{found}, but {but}")
 }
 
 fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {

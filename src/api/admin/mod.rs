@@ -9,7 +9,7 @@ use axum::{
     routing::{get, post},
 };
 use serde_json::{Map, Value, json};
-use tollgate_telemetry::logs::{SetLevelError, UNLIMITED};
+use tollgate_telemetry::logs::{LogError, UNLIMITED};
 use tracing::warn;
 
 use crate::api::cross_site::{CrossSiteGuard, refuse_cross_site};
@@ -27,7 +27,7 @@ mod state;
 mod token;
 
 pub use alerts::{AlertHistory, MetricReader, MetricValues};
-pub use state::{AdminState, Certificates, EffectiveSetting, Readiness, RuleSource, SettingOrigin};
+pub use state::{AdminState, Certificates, EffectiveSetting, Readiness, SettingOrigin};
 pub use token::{Token, TokenError};
 
 use format::{AdminError, ClientAddress};
@@ -135,7 +135,7 @@ async fn set_log_level(
             warn!(name: UNLIMITED, %peer, before, after = level, "changed the log level");
             Ok(format!("{level}\n"))
         }
-        Err(error @ SetLevelError::Level(_)) => Err(AdminError::bad_request(error)),
-        Err(error @ SetLevelError::Detached) => Err(AdminError::unavailable(error)),
+        Err(error @ LogError::Level(_)) => Err(AdminError::bad_request(error)),
+        Err(error @ (LogError::Thread(_) | LogError::Detached)) => Err(AdminError::unavailable(error)),
     }
 }

@@ -14,8 +14,9 @@ use tollgate_rules::{
     Allowance, DecisionTotals, GroupedKey, Location, OnOwnerUnavailable, Problems, Rule, RuleOrigin, Rules,
     RulesStatus, rule_text, yaml::Mark,
 };
+use tollgate_sources::RuleSource;
 
-use crate::api::admin::{AdminState, RuleSource, format, format::AdminError};
+use crate::api::admin::{AdminState, format, format::AdminError};
 
 /// The maximum number of listed rules.
 const LISTED_MAX: usize = 500;
@@ -91,7 +92,7 @@ fn status_json(state: &AdminState, status: &RulesStatus) -> Value {
 /// the copy.
 fn source_json(source: &RuleSource) -> Value {
     let mut body = json!({"kind": source.kind.name(), "name": &*source.name});
-    if let Some(stats) = &source.stats.url {
+    if let Some(stats) = &source.url {
         let confirmed_at = stats.confirmed_at();
         body["confirmed_at"] =
             (confirmed_at != Timestamp::EPOCH).then(|| format::instant(confirmed_at)).into();

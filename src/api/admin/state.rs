@@ -11,6 +11,7 @@ use tollgate_limiter::limiter::Limiter;
 use tollgate_quota::QuotaService;
 use tollgate_rules::ActiveRules;
 use tollgate_shared_store::SharedStore;
+use tollgate_sources::RuleSource;
 use tollgate_store::Memory;
 use tollgate_telemetry::logs::LogControl;
 
@@ -65,25 +66,6 @@ pub struct AdminState {
     pub started: Timestamp,
     /// Why a replica that stands in for envoyproxy/ratelimit counts by itself, if it does.
     pub alone: Option<&'static str>,
-}
-
-/// Where the rules come from, as operators see it.
-#[derive(Clone, Debug)]
-pub struct RuleSource {
-    /// The kind.
-    pub kind: tollgate_sources::RuleSourceKind,
-    /// The path or address, without secrets.
-    pub name: Arc<str>,
-    /// What is counted of it.
-    pub stats: tollgate_sources::RuleSourceStats,
-}
-
-impl RuleSource {
-    /// A description of `source`.
-    pub fn new(source: &tollgate_sources::SourceSettings, stats: tollgate_sources::RuleSourceStats) -> Self {
-        let (kind, name) = source.described();
-        Self { kind, name: name.into(), stats }
-    }
 }
 
 /// The effective value of a setting.

@@ -109,6 +109,7 @@ mod tests {
     use tollgate_cluster::Cluster;
     use tollgate_counter::time::{Clock, Timestamp};
     use tollgate_rules::ActiveRules;
+    use tollgate_sources::{RuleSource, RuleSourceKind};
     use tollgate_store::{Memory, OnFull};
 
     use super::*;
@@ -132,7 +133,7 @@ mod tests {
             cluster: None,
             shared_store: None,
             limits: None,
-            rule_source: tollgate_sources::RuleSourceStats::default(),
+            rule_source: RuleSource::new(RuleSourceKind::Files, "rules.yaml"),
             quotas: None,
             reference_names: false,
         }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use tollgate_counter::time::Timestamp;
 use tollgate_limiter::limiter::{LimitCache, LimiterMetrics};
-use tollgate_rules::{ActiveRules, DecisionTotals, Rules, Series};
+use tollgate_rules::{ActiveRules, DecisionTotals, KeyedRules, Rules, RulesStatus, Series};
 use tollgate_shared_store::SharedStoreStats;
 use tollgate_sources::{url::UrlStats, xds::XdsStats};
 use tollgate_telemetry::metrics::{Family, metrics};
@@ -100,29 +100,20 @@ metrics! { RULES_URL: Arc<UrlStats>;
         => |stats, family| family.value(stats.copy_errors.get());
 }
 
-/// What several metrics take from one reading.
+/// The client of the control plane, and the rules that it has made active.
 pub(super) struct XdsValues {
     client: Arc<XdsStats>,
-    removals: u64,
-    conflicts: usize,
-    unknown_fields: usize,
-    overlay_misfits: usize,
-    is_overlay_stale: bool,
+    status: RulesStatus,
+    rules: Arc<KeyedRules>,
 }
 
 impl XdsValues {
     pub(super) fn new(client: Arc<XdsStats>, active_rules: &ActiveRules) -> Self {
-        let current = active_rules.current();
-        let status = active_rules.status();
-        let count = |of: fn(&Rules) -> usize| current.rules().map_or(0, of);
-        Self {
-            client,
-            removals: status.removals,
-            conflicts: count(|rules| rules.conflicts),
-            unknown_fields: count(|rules| rules.unknown_fields),
-            overlay_misfits: count(|rules| rules.overlay_misfits),
-            is_overlay_stale: status.overlay_problems.is_some(),
-        }
+        Self { client, status: active_rules.status(), rules: Arc::clone(&active_rules.current()) }
+    }
+
+    fn count(&self, of: fn(&Rules) -> usize) -> usize {
+        self.rules.rules().map_or(0, of)
     }
 }
 
@@ -141,19 +132,19 @@ metrics! { XDS: XdsValues;
         };
     Counter "tollgate_xds_removals_total" []
         "Accepted responses of the control plane that lack a rule that was active."
-        => |stats, family| family.value(stats.removals);
+        => |stats, family| family.value(stats.status.removals);
     Gauge "tollgate_xds_conflicts" []
         "Descriptors of the control plane that are left out, because one before each of them has a limit for the same key and value."
-        => |stats, family| family.value(stats.conflicts);
+        => |stats, family| family.value(stats.count(|rules| rules.conflicts));
     Gauge "tollgate_xds_unknown_fields" []
         "Descriptors of the control plane with a field that this version does not know, and ignores."
-        => |stats, family| family.value(stats.unknown_fields);
+        => |stats, family| family.value(stats.count(|rules| rules.unknown_fields));
     Gauge "tollgate_overlay_misfits" []
         "Rules that are without what the overlay has for them, because it does not fit."
-        => |stats, family| family.value(stats.overlay_misfits);
+        => |stats, family| family.value(stats.count(|rules| rules.overlay_misfits));
     Gauge "tollgate_overlay_stale" []
         "1 while the current overlay file cannot be loaded, otherwise 0."
-        => |stats, family| family.value(u8::from(stats.is_overlay_stale));
+        => |stats, family| family.value(u8::from(stats.status.overlay_problems.is_some()));
 }
 
 /// Domain, first and second level of a rule's path.

@@ -3,14 +3,17 @@
 use std::{cell::OnceCell, sync::Arc};
 
 use tollgate_cluster::Cluster;
-use tollgate_counter::time::{Clock, LongSteps, Timestamp};
+use tollgate_counter::{
+    metrics::MetricCounter,
+    time::{Clock, Timestamp},
+};
 use tollgate_limiter::limiter;
 use tollgate_quota::QuotaService;
 use tollgate_rules::{ActiveRules, DecisionTotals, Series};
-use tollgate_shared_store::{SharedStore, SharedStoreStats};
-use tollgate_store::{Memory, StoreStats};
+use tollgate_shared_store::{SharedStore, SharedStoreCounters, SharedStoreStats};
+use tollgate_store::{CounterEvents, Memory, StoreStats};
 use tollgate_telemetry::{
-    logs::{DroppedLines, LogControl},
+    logs::LogControl,
     metrics::{Family, ProcessStats, metrics},
 };
 
@@ -33,7 +36,7 @@ pub(in crate::server) struct MetricsSources {
     pub(in crate::server) cluster: Option<Cluster>,
     pub(in crate::server) shared_store: Option<SharedStore>,
     pub(in crate::server) limits: Option<Arc<limiter::LimitCache>>,
-    pub(in crate::server) rule_source: tollgate_sources::RuleSourceStats,
+    pub(in crate::server) rule_source: tollgate_sources::RuleSource,
     pub(in crate::server) quotas: Option<Arc<QuotaService>>,
     pub(in crate::server) reference_names: bool,
 }
@@ -45,23 +48,17 @@ pub(super) struct ReplicaValues {
     rules: OnceCell<Vec<(Series, DecisionTotals)>>,
     load: tollgate_rules::RulesStatus,
     pub(super) store: StoreStats,
+    shared: Option<Arc<SharedStoreCounters>>,
     process: Option<ProcessStats>,
 }
 
 impl ReplicaValues {
     pub(super) fn new(state: MetricsSources, shared: Option<&SharedStoreStats>) -> Self {
-        let mut store = state.memory.stats();
-        if let Some(shared) = shared {
-            store.holds_released += shared.counts.holds_released.get();
-            store.holds_charged += shared.counts.holds_charged.get();
-            store.holds_exhausted += shared.counts.holds_exhausted.get();
-            store.ids_forgotten += shared.counts.ids_forgotten.get();
-            store.penalties += shared.counts.penalties.get();
-        }
         Self {
             rules: OnceCell::new(),
             load: state.active_rules.status(),
-            store,
+            store: state.memory.stats(),
+            shared: shared.map(|shared| shared.counts.clone()),
             process: ProcessStats::now(),
             state,
         }
@@ -76,6 +73,12 @@ impl ReplicaValues {
         for (Series { domain, rule }, totals) in self.rules() {
             family.sample(&[domain, rule], number(totals));
         }
+    }
+
+    /// A count of the counters in memory, and of those that this replica has in a shared store.
+    fn events(&self, count: fn(&CounterEvents) -> &MetricCounter) -> u64 {
+        let shared = self.shared.iter().map(|shared| &shared.events);
+        shared.chain([self.state.memory.events()]).map(|events| count(events).get()).sum()
     }
 
     fn listeners(&self) -> [(&'static str, &ListenerStats); 4] {
@@ -156,18 +159,18 @@ metrics! { METRICS: ReplicaValues;
     Counter "tollgate_reservations_expired_total" ["outcome"]
         "Reservations that ended by their expiry: released or charged."
         => |all, family| {
-            family.sample(&["released"], all.store.holds_released);
-            family.sample(&["charged"], all.store.holds_charged);
+            family.sample(&["released"], all.events(|events| &events.holds_released));
+            family.sample(&["charged"], all.events(|events| &events.holds_charged));
         };
     Counter "tollgate_reservations_exhausted_total" []
         "Reservations, and charges with a request_id, refused because a counter has too many or all take too much memory."
-        => |all, family| family.value(all.store.holds_exhausted);
+        => |all, family| family.value(all.events(|events| &events.holds_exhausted));
     Counter "tollgate_ids_forgotten_total" []
         "Ids of ended reservations that were forgotten early because a counter had more than 4,096."
-        => |all, family| family.value(all.store.ids_forgotten);
+        => |all, family| family.value(all.events(|events| &events.ids_forgotten));
     Counter "tollgate_penalties_total" []
         "Penalties that began because a key was refused too often in a row."
-        => |all, family| family.value(all.store.penalties);
+        => |all, family| family.value(all.events(|events| &events.penalties));
     Counter "tollgate_penalty_refusals_unrecorded_total" []
         "Refusals of rules with a penalty that do not count for one because memory is full."
         => |all, family| family.value(all.store.refusals_unrecorded);
@@ -180,9 +183,8 @@ metrics! { METRICS: ReplicaValues;
     Counter "tollgate_clock_steps_total" ["direction"]
         "Steps of the counter clock by more than a minute, with the system clock: forward, or back."
         => |all, family| {
-            let LongSteps { forward, back } = all.state.clock.long_steps();
-            family.sample(&["forward"], forward);
-            family.sample(&["back"], back);
+            family.sample(&["forward"], all.state.clock.long_steps_forward());
+            family.sample(&["back"], all.state.clock.long_steps_back());
         };
     Gauge "tollgate_rules" []
         "Active rules."
@@ -257,9 +259,8 @@ metrics! { METRICS: ReplicaValues;
     Counter "tollgate_log_lines_dropped_total" ["reason"]
         "Dropped log lines: rate beyond the bound of their call site, output if the log output did not accept them."
         => |all, family| {
-            let DroppedLines { rate, output } = all.state.logs.dropped_lines();
-            family.sample(&["rate"], rate);
-            family.sample(&["output"], output);
+            family.sample(&["rate"], all.state.logs.dropped_by_rate());
+            family.sample(&["output"], all.state.logs.dropped_by_output());
         };
     Gauge "tollgate_build_info" ["version"]
         "Always 1; the version of the program."

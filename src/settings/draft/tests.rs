@@ -74,7 +74,8 @@ mod rules {
     #[test]
     fn rules_path_with_a_scheme_is_a_url() {
         let settings = load(&[("rules.path", URL), ("rules.url.interval", "5s")]).unwrap();
-        assert_eq!(settings.rules.source.described(), (RuleSourceKind::Url, URL.to_owned()));
+        let source = settings.rules.source.described();
+        assert_eq!((source.kind, &*source.name), (RuleSourceKind::Url, URL));
         assert!(matches!(load(&[("rules.path", "rules")]).unwrap().rules.source, SourceSettings::Files(_)));
     }
 

@@ -5,12 +5,12 @@ use tollgate_shared_store::PasswordSource;
 use super::*;
 use tollgate_sources::SourceSettings;
 
-use crate::settings::{Compat, Setting, Settings, SettingsError, SettingsSources};
+use crate::settings::{Setting, Settings, SettingsError, SettingsSources};
 
 fn load(variables: &[(&str, &str)]) -> Result<Settings, SettingsError> {
     let environment =
         variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    SettingsSources { environment, compat: Some(Compat::EnvoyRatelimit), ..SettingsSources::default() }.load()
+    SettingsSources { environment, reads_reference: true, ..SettingsSources::default() }.load()
 }
 
 fn shown(settings: &Settings, name: &str) -> String {

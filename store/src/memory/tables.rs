@@ -212,8 +212,8 @@ impl Tables {
         }
         let ((is_changed, expired), _) =
             self.with_held(table, key, at.now, |counter| counter.catch_up(limit, at));
-        self.resources.holds.released.add(expired.released as u64);
-        self.resources.holds.charged.add(expired.charged as u64);
+        self.resources.events.holds_released.add(expired.released as u64);
+        self.resources.events.holds_charged.add(expired.charged as u64);
         is_changed
     }
 
@@ -274,7 +274,7 @@ impl Tables {
     /// The room for more holds.
     pub(super) fn room(&self) -> Room {
         let budget = &self.resources.budget;
-        let used = self.resources.holds.bytes.load(Ordering::Relaxed);
+        let used = self.resources.hold_bytes.load(Ordering::Relaxed);
         let share = (budget.bytes_max() / SHARE_DIVISOR).saturating_sub(used);
         let own = self.resources.own_limit_bytes.load(Ordering::Relaxed);
         let own = (budget.bytes_max() / SHARE_DIVISOR).saturating_sub(own);

@@ -17,27 +17,30 @@ pub(crate) struct TableResources {
     pub(crate) tables: usize,
     pub(crate) evicted_idle: MetricCounter,
     pub(crate) evicted_unexpired: MetricCounter,
-    pub(crate) holds: HoldTotals,
+    pub(crate) events: CounterEvents,
+    pub(crate) open_holds: AtomicUsize,
+    pub(crate) hold_bytes: AtomicUsize,
     /// Counters with a limit of their own.
     pub(crate) own_limits: AtomicUsize,
     /// The bytes of limits of their own.
     pub(crate) own_limit_bytes: AtomicUsize,
-    /// Penalties that began.
-    pub(crate) penalties: MetricCounter,
     /// Refusals of limits with a penalty that were not recorded for lack of memory.
     pub(crate) refusals_unrecorded: MetricCounter,
 }
 
-/// What all holds take, and what happened to them.
+/// What happened to counters, in this store or by this replica in a shared one.
 #[derive(Debug, Default)]
-pub(crate) struct HoldTotals {
-    pub(crate) open: AtomicUsize,
-    pub(crate) bytes: AtomicUsize,
-    pub(crate) released: MetricCounter,
-    pub(crate) charged: MetricCounter,
-    pub(crate) exhausted: MetricCounter,
-    /// Ids that were forgotten because a counter had too many.
-    pub(crate) forgotten: MetricCounter,
+pub struct CounterEvents {
+    /// Reservations that their expiry released.
+    pub holds_released: MetricCounter,
+    /// Reservations that their expiry charged.
+    pub holds_charged: MetricCounter,
+    /// Reservations that were refused because there were too many.
+    pub holds_exhausted: MetricCounter,
+    /// Ids of ended reservations that were forgotten because their counter had too many.
+    pub ids_forgotten: MetricCounter,
+    /// Penalties that began.
+    pub penalties: MetricCounter,
 }
 
 impl TableResources {
@@ -48,10 +51,11 @@ impl TableResources {
             tables,
             evicted_idle: MetricCounter::default(),
             evicted_unexpired: MetricCounter::default(),
-            holds: HoldTotals::default(),
+            events: CounterEvents::default(),
+            open_holds: AtomicUsize::new(0),
+            hold_bytes: AtomicUsize::new(0),
             own_limits: AtomicUsize::new(0),
             own_limit_bytes: AtomicUsize::new(0),
-            penalties: MetricCounter::default(),
             refusals_unrecorded: MetricCounter::default(),
         }
     }
@@ -59,7 +63,7 @@ impl TableResources {
     /// Counts the penalties that have begun. There are fewer than before if some were forgotten.
     pub(crate) fn add_penalties(&self, before: u32, after: u32) {
         if before < after {
-            self.penalties.add((after - before).into());
+            self.events.penalties.add((after - before).into());
         }
     }
 
@@ -67,8 +71,8 @@ impl TableResources {
     pub(crate) fn change_side_data(&self, before: SideDataSize, after: SideDataSize) {
         self.budget.change(before.bytes, after.bytes);
         for (total, before, after) in [
-            (&self.holds.open, before.open_holds, after.open_holds),
-            (&self.holds.bytes, before.hold_bytes, after.hold_bytes),
+            (&self.open_holds, before.open_holds, after.open_holds),
+            (&self.hold_bytes, before.hold_bytes, after.hold_bytes),
             (&self.own_limits, before.own_limits, after.own_limits),
             (&self.own_limit_bytes, before.own_bytes, after.own_bytes),
         ] {

@@ -21,35 +21,23 @@ pub(super) struct Quotas {
     /// The domains of the filters, each with its first place.
     domains: Vec<(String, Option<String>)>,
     /// What is wrong, each with the place of the first filter.
-    faults: Vec<(FilterFault, Option<String>)>,
+    faults: Vec<(DoctorFinding, Option<String>)>,
     // The domain of each filter whose matchers have a fault, with the repaired matchers.
     repaired: Vec<(String, String)>,
-}
-
-/// What is wrong with a filter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FilterFault {
-    /// Before an assignment, a token bucket decides.
-    BucketBefore,
-    /// Before an assignment, requests pass.
-    OpenBefore,
-    /// After the end of an assignment, requests pass.
-    OpenAfter,
-    /// Requests without a match pass.
-    NoCatchAll,
-    /// The values of a bucket are not bounded.
-    FreeValue,
-    /// A matcher goes on after a match.
-    Preview,
-    /// A route or a host overrides the filter.
-    Override,
 }
 
 impl Quotas {
     /// Adds what these fields say, without what is in them, if they are those of a filter or of an override.
     pub(super) fn add(&mut self, fields: &Map<String, Value>) {
         if text(fields, "@type").is_some_and(|name| name.ends_with(OVERRIDE_TYPE)) {
-            self.add_fault(FilterFault::Override, None);
+            self.add_fault(
+                DoctorFinding::error(
+                    "envoy_quota_override",
+                    "a route or a host has a RateLimitQuotaOverride, with which Envoy does not start",
+                    "remove it, and choose buckets by bucket_matchers",
+                ),
+                None,
+            );
         }
         if message(fields, "rlqs_server").is_none() {
             return;
@@ -69,16 +57,26 @@ impl Quotas {
         !self.domains.is_empty()
     }
 
-    fn add_fault(&mut self, fault: FilterFault, place: Option<&str>) {
-        if !self.faults.iter().any(|(known, _)| *known == fault) {
+    /// Adds what is wrong with a filter, if it is the first one with this fault.
+    fn add_fault(&mut self, fault: DoctorFinding, place: Option<&str>) {
+        if !self.faults.iter().any(|(known, _)| known.id == fault.id) {
             self.faults.push((fault, place.map(str::to_owned)));
         }
+    }
+
+    /// Adds what a filter makes of requests that nobody intends.
+    fn add_warning(&mut self, id: &str, what: &str, repair: &str) {
+        self.add_fault(DoctorFinding::warning(id, what, repair), None);
     }
 
     fn add_matcher(&mut self, domain: &str, place: Option<&str>, matcher: &Map<String, Value>) {
         let mut own = Self::default();
         if message(matcher, "on_no_match").is_none() {
-            own.add_fault(FilterFault::NoCatchAll, None);
+            own.add_warning(
+                "envoy_quota_no_match",
+                "bucket_matchers has no on_no_match: requests that match nothing pass and are not counted",
+                "add on_no_match with a bucket whose value is a string_value",
+            );
         }
         own.add_settings(&Value::Object(matcher.clone()), false);
         let repaired = (domain.to_owned(), yaml_text::block(&json!({"bucket_matchers": repaired(matcher)})));
@@ -98,7 +96,11 @@ impl Quotas {
             Value::Object(fields) => {
                 let is_bounded = is_bounded || message(fields, "predicate").is_some_and(bounds_values);
                 if is_true(fields, "keep_matching") {
-                    self.add_fault(FilterFault::Preview, None);
+                    self.add_warning(
+                        "envoy_quota_preview",
+                        "keep_matching makes a preview of a bucket, which Envoy enforces if the preview is denied",
+                        "remove keep_matching",
+                    );
                 }
                 if message(fields, "bucket_id_builder").is_some()
                     && field(fields, "reporting_interval").is_some()
@@ -112,17 +114,37 @@ impl Quotas {
     }
 
     fn add_bucket(&mut self, settings: &Map<String, Value>, is_bounded: bool) {
+        let deny_before = format!("set no_assignment_behavior: {ALL_DENIED}");
         let before = fallback(settings, "no_assignment_behavior");
         if before.is_some_and(|strategy| message(strategy, "token_bucket").is_some()) {
-            self.add_fault(FilterFault::BucketBefore, None);
+            self.add_fault(
+                DoctorFinding::error(
+                    "envoy_quota_crash",
+                    "no_assignment_behavior has a token_bucket, which ends the process of Envoy at its second request",
+                    deny_before,
+                ),
+                None,
+            );
         } else if !denies_before(settings) {
-            self.add_fault(FilterFault::OpenBefore, None);
+            self.add_warning(
+                "envoy_quota_open_before",
+                "without no_assignment_behavior that denies, all requests of a bucket pass until its first assignment",
+                &deny_before,
+            );
         }
         if !closes_after(settings) {
-            self.add_fault(FilterFault::OpenAfter, None);
+            self.add_warning(
+                "envoy_quota_open_after",
+                "without expired_assignment_behavior that denies for long, requests pass while no server answers",
+                "set expired_assignment_behavior: {expired_assignment_behavior_timeout: 31536000s, fallback_rate_limit: {blanket_rule: DENY_ALL}}",
+            );
         }
         if !is_bounded && contains(settings, "custom_value") {
-            self.add_fault(FilterFault::FreeValue, None);
+            self.add_warning(
+                "envoy_quota_free_value",
+                "a bucket has a custom_value that no matcher bounds: each new value is a new bucket, and a value that is not UTF-8 gets no assignment",
+                "match the same input with value_match: {safe_regex: {google_re2: {}, regex: \"[a-z0-9-]{1,32}\"}}",
+            );
         }
     }
 
@@ -153,53 +175,10 @@ impl Quotas {
             .with_snippet(yaml.clone())
         });
         let faults = self.faults.iter().map(|(fault, place)| {
-            let found = fault.finding();
             let filter = place.as_ref().map(|place| format!(" (the filter at {place})")).unwrap_or_default();
-            DoctorFinding { what: found.what + &filter, ..found }
+            DoctorFinding { what: fault.what.clone() + &filter, ..fault.clone() }
         });
         unknown.chain(faults).chain(repaired).collect()
-    }
-}
-
-impl FilterFault {
-    fn finding(self) -> DoctorFinding {
-        match self {
-            Self::BucketBefore => DoctorFinding::error(
-                "envoy_quota_crash",
-                "no_assignment_behavior has a token_bucket, which ends the process of Envoy at its second request",
-                format!("set no_assignment_behavior: {ALL_DENIED}"),
-            ),
-            Self::OpenBefore => DoctorFinding::warning(
-                "envoy_quota_open_before",
-                "without no_assignment_behavior that denies, all requests of a bucket pass until its first assignment",
-                format!("set no_assignment_behavior: {ALL_DENIED}"),
-            ),
-            Self::OpenAfter => DoctorFinding::warning(
-                "envoy_quota_open_after",
-                "without expired_assignment_behavior that denies for long, requests pass while no server answers",
-                "set expired_assignment_behavior: {expired_assignment_behavior_timeout: 31536000s, fallback_rate_limit: {blanket_rule: DENY_ALL}}",
-            ),
-            Self::NoCatchAll => DoctorFinding::warning(
-                "envoy_quota_no_match",
-                "bucket_matchers has no on_no_match: requests that match nothing pass and are not counted",
-                "add on_no_match with a bucket whose value is a string_value",
-            ),
-            Self::FreeValue => DoctorFinding::warning(
-                "envoy_quota_free_value",
-                "a bucket has a custom_value that no matcher bounds: each new value is a new bucket, and a value that is not UTF-8 gets no assignment",
-                "match the same input with value_match: {safe_regex: {google_re2: {}, regex: \"[a-z0-9-]{1,32}\"}}",
-            ),
-            Self::Preview => DoctorFinding::warning(
-                "envoy_quota_preview",
-                "keep_matching makes a preview of a bucket, which Envoy enforces if the preview is denied",
-                "remove keep_matching",
-            ),
-            Self::Override => DoctorFinding::error(
-                "envoy_quota_override",
-                "a route or a host has a RateLimitQuotaOverride, with which Envoy does not start",
-                "remove it, and choose buckets by bucket_matchers",
-            ),
-        }
     }
 }
 

@@ -23,7 +23,7 @@ use crate::simulate::{
     decisions::{Decided, DecisionsFile, RuleOutcome},
     event::{Event, Source},
     progress::Progress,
-    stats::{RuleUse, SideTotals, Users},
+    stats::{RuleUse, Timeline, Users},
 };
 
 /// The number of users refused most often that are kept.
@@ -80,7 +80,9 @@ pub(super) struct Side {
     // What each rule of the table allows; `None` if this side does not have the rule.
     allowances: Vec<Option<Allowance>>,
     pub(super) rules: Vec<RuleUse>,
-    pub(super) totals: SideTotals,
+    /// Descriptors that match no rule.
+    pub(super) unmatched: u64,
+    pub(super) timeline: Timeline,
     last: Decided,
 }
 
@@ -105,10 +107,18 @@ impl Side {
         let metrics = Arc::new(LimiterMetrics::new(TOP_USERS));
         let memory = Arc::new(Memory::new(memory_limit, OnFull::Deny));
         let limiter = Limiter::new(active_rules, memory, clock.clone()).with_metrics(metrics.clone());
-        let rules = Vec::new();
-        let totals = SideTotals::default();
-        let last = Decided::default();
-        Self { limiter, clock, metrics, refusals, indices, allowances, rules, totals, last }
+        Self {
+            limiter,
+            clock,
+            metrics,
+            refusals,
+            indices,
+            allowances,
+            rules: Vec::new(),
+            unmatched: 0,
+            timeline: Timeline::default(),
+            last: Decided::default(),
+        }
     }
 
     /// Decides a request at `now`, which never decreases.
@@ -124,7 +134,7 @@ impl Side {
         let view = self.limiter.view();
         let answer =
             view.decide(&request).and_then(AnswerOrPlan::answer).map_err(|error| error.to_string())?;
-        self.totals.add(now, answer.passes);
+        self.timeline.add(now, answer.passes);
         self.last.passes = answer.passes;
         self.last.retry_after = answer.retry_after(self.limiter.modes(), &request);
         self.last.delay = answer.delay;
@@ -141,7 +151,7 @@ impl Side {
                 let delay = if is_queue { answer.delay } else { Duration::ZERO };
                 self.rules[index].add(hits, is_refused, status, delay);
             } else {
-                self.totals.unmatched += 1;
+                self.unmatched += 1;
             }
             let rule = rule.filter(|index| self.allowance(*index).is_some());
             self.last.outcomes.push(RuleOutcome { rule, is_refused, remaining: status.remaining });

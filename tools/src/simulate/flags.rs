@@ -23,10 +23,10 @@ use crate::{
         envoys,
         generator::{GeneratorTerms, RetryPolicy},
         input::{
-            Mapping, OnBadLine, RecordContent, instant,
+            RecordContent, RecordedTerms, instant,
             record::{FormatName, RecordFormat},
         },
-        shape::{Bursts, Shape},
+        shape::Shape,
         suggest::{Goal, ShareOf},
     },
 };
@@ -68,17 +68,8 @@ pub(super) struct Flags {
 /// Where the traffic comes from.
 #[derive(Debug)]
 pub(super) enum TrafficFlags {
-    Recorded(Box<RecordedFlags>),
+    Recorded(Box<RecordedTerms>),
     Generated(Box<GeneratorTerms>),
-}
-
-/// A file of requests.
-#[derive(Debug)]
-pub(super) struct RecordedFlags {
-    pub(super) path: PathBuf,
-    pub(super) mapping: Mapping,
-    pub(super) on_bad_line: OnBadLine,
-    pub(super) format: RecordFormat,
 }
 
 pub(crate) fn command() -> Command {
@@ -280,23 +271,21 @@ fn traffic(matches: &ArgMatches, rules: &Rules) -> Result<TrafficFlags, String> 
             }
             Ok(TrafficFlags::Generated(Box::new(terms(matches, *generator, domain, template)?)))
         }
-        None => Ok(TrafficFlags::Recorded(Box::new(RecordedFlags {
+        None => Ok(TrafficFlags::Recorded(Box::new(RecordedTerms {
             path: matches.get_one::<PathBuf>("input").cloned().expect("clap requires one of them"),
-            mapping: Mapping {
-                domain,
-                content: match template {
-                    None if matches.get_flag("from-denials") => RecordContent::Denials,
-                    None => RecordContent::Requests,
-                    Some(template) => RecordContent::Fields(template),
-                },
-                time_field: text("time"),
-                hits_field: text("hits"),
-            },
-            on_bad_line: if matches.get_flag("strict") { OnBadLine::Stop } else { OnBadLine::Count },
             format: RecordFormat::new(
                 matches.get_one::<FormatName>("format").copied(),
                 matches.get_many::<String>("columns").map(|names| names.cloned().collect()),
             ),
+            domain,
+            content: match template {
+                None if matches.get_flag("from-denials") => RecordContent::Denials,
+                None => RecordContent::Requests,
+                Some(template) => RecordContent::Fields(template),
+            },
+            time_field: text("time"),
+            hits_field: text("hits"),
+            is_strict: matches.get_flag("strict"),
         }))),
     }
 }
@@ -316,13 +305,13 @@ fn terms(
     let shape = match generator {
         Generator::Constant | Generator::Poisson => Shape::Flat,
         Generator::Daily => Shape::Daily { amplitude: *matches.get_one::<f64>("amplitude").expect(default) },
-        Generator::Bursts => Shape::Bursts(Bursts {
+        Generator::Bursts => Shape::Bursts {
             every: time("burst-every"),
             length: time("burst-length"),
             factor: *matches.get_one::<f64>("burst-factor").expect(default),
-        }),
+        },
     };
-    if let Shape::Bursts(Bursts { every, length, .. }) = shape
+    if let Shape::Bursts { every, length, .. } = shape
         && (length >= every || length.is_zero())
     {
         return Err("--burst-length must be greater than 0 and less than --burst-every".to_owned());

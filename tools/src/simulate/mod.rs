@@ -21,7 +21,7 @@ use crate::{
         decisions::DecisionsFile,
         engine::{Refusals, Replay, RuleTable, Side},
         event::Source,
-        flags::{Flags, RecordedFlags, TrafficFlags},
+        flags::{Flags, TrafficFlags},
         generator::Generated,
         input::{Recorded, file},
         progress::Progress,
@@ -134,7 +134,7 @@ impl Simulation {
             .map_err(|error| format!("{}: {error}", self.input_name()))?;
         let skipped = source.skipped();
         if !replay.has_decided() && !self.progress.is_stopped() {
-            let why = table::nothing_decided(&skipped, replay.first.totals.unmatched);
+            let why = table::nothing_decided(&skipped, replay.first.unmatched);
             return Err(format!("{}: {why}", self.input_name()));
         }
         let suggestions = match self.flags.goal {
@@ -179,8 +179,7 @@ impl Simulation {
                 } else {
                     file::open(&recorded.path, &self.progress)?
                 };
-                let RecordedFlags { mapping, on_bad_line, format, .. } = &**recorded;
-                Box::new(Recorded::new(bytes, format.clone(), mapping.clone(), *on_bad_line))
+                Box::new(Recorded::new(bytes, (**recorded).clone()))
             }
         })
     }

@@ -99,16 +99,17 @@ impl SimulationReport {
         let counts = replay.users.counts(replay.table.rules.len());
         let traffic = &replay.traffic;
         let first = &replay.first;
+        let total = first.timeline.total();
         let [refused_only_first, refused_only_other] = replay.users_refused_only(top);
         let comparison = replay.second.as_ref().zip(compare).map(|(second, compare)| RulesComparison {
             rules: name(compare),
-            passed: second.totals.passed,
-            refused: second.totals.refused,
-            share_refused: share(second.totals.refused, traffic.requests),
+            passed: second.timeline.total().passed,
+            refused: second.timeline.total().refused,
+            share_refused: share(second.timeline.total().refused, traffic.requests),
             by_rule: differences(replay, second, &counts),
             users_refused_only_by_first: users(refused_only_first),
             users_refused_only_by_other: users(refused_only_other),
-            timeline: second.totals.timeline.clone(),
+            timeline: second.timeline.clone(),
         });
         let deciding = traffic.deciding.as_secs_f64();
         let sides = if replay.second.is_some() { 2.0 } else { 1.0 };
@@ -117,18 +118,18 @@ impl SimulationReport {
             input,
             complete: !traffic.is_interrupted,
             requests: traffic.requests,
-            passed: first.totals.passed,
-            refused: first.totals.refused,
-            share_refused: share(first.totals.refused, traffic.requests),
+            passed: total.passed,
+            refused: total.refused,
+            share_refused: share(total.refused, traffic.requests),
             from: traffic.first.map(instant),
             to: traffic.first.map(|_| instant(traffic.last)),
             out_of_order: traffic.out_of_order,
             skipped,
-            descriptors_without_rule: first.totals.unmatched,
+            descriptors_without_rule: first.unmatched,
             users_left_out: replay.users.left_out,
             by_rule: by_rule(replay, &counts),
             refused_most: users(first.refused_most(top)),
-            timeline: first.totals.timeline.clone(),
+            timeline: first.timeline.clone(),
             comparison,
             suggestions,
             speed: Speed {

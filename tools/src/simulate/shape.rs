@@ -8,23 +8,19 @@ pub(super) enum Shape {
     /// Always the same.
     Flat,
     /// The begin of each period is busier.
-    Bursts(Bursts),
+    Bursts {
+        /// The interval from one burst to the next.
+        every: Duration,
+        /// The length of a burst, less than the interval.
+        length: Duration,
+        /// How many times as high the rate is in a burst.
+        factor: f64,
+    },
     /// A wave over each day, with the minimum at midnight and the maximum at noon.
     Daily {
         /// From 0 for no wave to 1 for no requests at midnight.
         amplitude: f64,
     },
-}
-
-/// Bursts at equal intervals.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Bursts {
-    /// The interval from one burst to the next.
-    pub(super) every: Duration,
-    /// The length of a burst, less than the interval.
-    pub(super) length: Duration,
-    /// How many times as high the rate is in a burst.
-    pub(super) factor: f64,
 }
 
 /// The length of a daily wave in seconds.
@@ -39,7 +35,15 @@ impl Shape {
         let expected = instant.as_secs_f64();
         match self {
             Self::Flat => instant,
-            Self::Bursts(bursts) => in_period(expected, bursts.every.as_secs_f64(), |rest| bursts.warp(rest)),
+            Self::Bursts { every, length, factor } => {
+                let (every, length) = (every.as_secs_f64(), length.as_secs_f64());
+                // The rate outside of bursts, relative to the mean.
+                let base = every / (factor * length + every - length);
+                let in_burst = base * factor * length;
+                in_period(expected, every, |rest| {
+                    if rest < in_burst { rest / (base * factor) } else { length + (rest - in_burst) / base }
+                })
+            }
             Self::Daily { amplitude } => in_period(expected, DAY_SECONDS, |rest| {
                 let (mut low, mut high) = (0.0, DAY_SECONDS);
                 for _ in 0..HALVINGS {
@@ -54,22 +58,6 @@ impl Shape {
                 low
             }),
         }
-    }
-}
-
-impl Bursts {
-    /// The rate outside of bursts, relative to the mean.
-    fn base(self) -> f64 {
-        let every = self.every.as_secs_f64();
-        let length = self.length.as_secs_f64();
-        every / (self.factor * length + every - length)
-    }
-
-    fn warp(self, rest: f64) -> f64 {
-        let base = self.base();
-        let length = self.length.as_secs_f64();
-        let in_burst = base * self.factor * length;
-        if rest < in_burst { rest / (base * self.factor) } else { length + (rest - in_burst) / base }
     }
 }
 

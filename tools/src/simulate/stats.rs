@@ -63,27 +63,6 @@ pub(super) struct RuleReport {
     pub(super) hits: u64,
 }
 
-/// The requests that one side has decided.
-#[derive(Clone, Debug, Default)]
-pub(super) struct SideTotals {
-    pub(super) passed: u64,
-    pub(super) refused: u64,
-    /// Descriptors that match no rule.
-    pub(super) unmatched: u64,
-    pub(super) timeline: Timeline,
-}
-
-impl SideTotals {
-    pub(super) fn add(&mut self, now: Timestamp, passes: bool) {
-        if passes {
-            self.passed += 1;
-        } else {
-            self.refused += 1;
-        }
-        self.timeline.add(now, passes);
-    }
-}
-
 /// Requests passed and refused over time. The bins grow with the time that they cover.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Timeline {
@@ -111,7 +90,7 @@ impl Default for Timeline {
 
 impl Timeline {
     /// Counts a request at `now`, which is not before the first one.
-    fn add(&mut self, now: Timestamp, passes: bool) {
+    pub(super) fn add(&mut self, now: Timestamp, passes: bool) {
         if self.bins.is_empty() {
             self.start = Timestamp::from_nanos(now.as_nanos() / SECOND * SECOND);
         }
@@ -131,6 +110,11 @@ impl Timeline {
         } else {
             bin.refused += 1;
         }
+    }
+
+    /// All requests.
+    pub(super) fn total(&self) -> Bin {
+        Bin::sum(&self.bins)
     }
 }
 
@@ -224,7 +208,7 @@ mod tests {
         }
         assert_eq!((timeline.bin_seconds, timeline.bins.len()), (8, 125));
         assert_eq!(timeline.bins[0], Bin { passed: 6, refused: 2 });
-        assert_eq!(Bin::sum(&timeline.bins), Bin { passed: 750, refused: 250 });
+        assert_eq!(timeline.total(), Bin { passed: 750, refused: 250 });
     }
 
     #[test]
@@ -233,7 +217,7 @@ mod tests {
         timeline.add(Timestamp::EPOCH, true);
         timeline.add(Timestamp::MAX, false);
         assert!(timeline.bins.len() <= BINS_MAX);
-        assert_eq!(Bin::sum(&timeline.bins), Bin { passed: 1, refused: 1 });
+        assert_eq!(timeline.total(), Bin { passed: 1, refused: 1 });
     }
 
     #[test]

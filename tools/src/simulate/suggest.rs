@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use serde::Serialize;
 use tollgate_counter::{
-    algorithm::{Admission, CalendarUnit, Limit, Window},
+    algorithm::{Admission, Limit, Window},
     named,
 };
 use tollgate_rules::{Rule, Rules, Trial, Unit, algorithm_keys};
@@ -108,12 +108,7 @@ impl Goal {
 /// The time over which a limit counts, if that is constant; about that of calendar windows.
 fn window(limit: &Limit) -> Option<Duration> {
     let unit = match limit.window() {
-        Some(Window::Calendar(calendar)) => match calendar.unit() {
-            CalendarUnit::Day => Unit::Day,
-            CalendarUnit::Week(_) => Unit::Week,
-            CalendarUnit::Month => Unit::Month,
-            CalendarUnit::Year => Unit::Year,
-        },
+        Some(Window::Calendar(calendar)) => Unit::from(calendar.unit()),
         Some(Window::Aligned(_)) | None => return limit.period(),
     };
     Some(Duration::from_secs(unit.seconds().into()))

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use tollgate_counter::algorithm::{Admission, Excess};
 use tollgate_rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, composite, nearest};
+use tollgate_sources::RuleSource;
 use tollgate_wire::finding::{DoctorFinding, EnvoyCharge, EnvoyDescriptor, EnvoyEntry, listed};
 
-use crate::api::admin::RuleSource;
+use crate::api::admin::doctor::rules::{in_overlay, missing_rule_repair};
 
 /// Findings in the descriptors that an Envoy sends, if `rules` decide about them.
 pub(super) fn findings(rules: &Rules, source: &RuleSource, sent: &[EnvoyDescriptor]) -> Vec<DoctorFinding> {
@@ -18,7 +19,7 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource, sent: &[EnvoyDescript
         DoctorFinding::warning(
             "envoy_unmatched_descriptor",
             format!("Envoy sends descriptors that no rule matches, and that limit nothing: {unmatched}"),
-            format!("correct the keys and values in Envoy, or {}", source.missing_rule_repair()),
+            format!("correct the keys and values in Envoy, or {}", missing_rule_repair(source)),
         )
     }));
     let endless = rules_of(&reached, EnvoyCharge::EndByCost, is_endless);
@@ -30,7 +31,7 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource, sent: &[EnvoyDescript
             ),
             format!(
                 "add `count_denied: true` to the rate_limit of each, or `overdraft: true`, which makes the next windows pay the rest{}",
-                source.in_overlay()
+                in_overlay(source)
             ),
         )
     }));
@@ -219,7 +220,6 @@ mod tests {
     use tollgate_sources::RuleSourceKind;
 
     use super::*;
-    use crate::api::admin::doctor::rules::source;
 
     const RULES: &str = "
 domain: shop
@@ -248,7 +248,11 @@ descriptors:
     }
 
     fn found(sent: &[EnvoyDescriptor]) -> Vec<DoctorFinding> {
-        findings(&Rules::parse("rules.yaml", RULES).unwrap(), &source(RuleSourceKind::Files), sent)
+        findings(
+            &Rules::parse("rules.yaml", RULES).unwrap(),
+            &RuleSource::new(RuleSourceKind::Files, "the-source"),
+            sent,
+        )
     }
 
     fn ids(sent: &[EnvoyDescriptor]) -> Vec<String> {

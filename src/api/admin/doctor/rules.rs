@@ -2,10 +2,8 @@
 
 use tollgate_counter::algorithm::Admission;
 use tollgate_rules::{DescriptorRef, Domain, MatchKind, Rule, RuleStats, Rules, RulesStatus};
-use tollgate_sources::RuleSourceKind;
+use tollgate_sources::{RuleSource, RuleSourceKind};
 use tollgate_wire::finding::{DoctorFinding, listed};
-
-use crate::api::admin::RuleSource;
 
 /// A value that no pattern contains, so that only a `*` matches it.
 const ANY_TEXT: &str = "\u{1f}";
@@ -16,73 +14,65 @@ const REFUSING_RATE_MAX: f64 = 1e9;
 /// The decisions from which the share of refusals says something.
 const DECISIONS_MIN: u64 = 1_000;
 
-/// What to do about rules, as their source allows.
-impl RuleSource {
-    /// What to do if there are no rules.
-    fn load_repair(&self) -> String {
-        let name = &self.name;
-        match self.kind {
-            RuleSourceKind::Files => format!(
-                "put rules at {name}, or set rules.path (--rules) to where they are; `tollgate check {name}` reports what prevents loading them"
-            ),
-            RuleSourceKind::Url => format!(
-                "let {name} answer with a rule file; `curl -fsS {name} > rules.yaml && tollgate check rules.yaml` reports what prevents loading it, and the log has the reason of each failed request"
-            ),
-            RuleSourceKind::Xds => format!(
-                "let the control plane at {name} send RateLimitConfig resources; the log says whether it is connected and what it sends"
-            ),
+/// What to do if there are no rules.
+fn load_repair(source: &RuleSource) -> String {
+    let name = &source.name;
+    match source.kind {
+        RuleSourceKind::Files => format!(
+            "put rules at {name}, or set rules.path (--rules) to where they are; `tollgate check {name}` reports what prevents loading them"
+        ),
+        RuleSourceKind::Url => format!(
+            "let {name} answer with a rule file; `curl -fsS {name} > rules.yaml && tollgate check rules.yaml` reports what prevents loading it, and the log has the reason of each failed request"
+        ),
+        RuleSourceKind::Xds => format!(
+            "let the control plane at {name} send RateLimitConfig resources; the log says whether it is connected and what it sends"
+        ),
+    }
+}
+
+/// What to do if rules have problems.
+fn problem_repair(source: &RuleSource) -> String {
+    let name = &source.name;
+    match source.kind {
+        RuleSourceKind::Files => {
+            "correct these places; the server loads the files as soon as they change".to_owned()
         }
-    }
-
-    /// What to do if rules have problems.
-    fn problem_repair(&self) -> String {
-        let name = &self.name;
-        match self.kind {
-            RuleSourceKind::Files => {
-                "correct these places; the server loads the files as soon as they change".to_owned()
-            }
-            RuleSourceKind::Url => {
-                format!(
-                    "correct the text at {name}, or its server; it is asked again after rules.url.interval"
-                )
-            }
-            RuleSourceKind::Xds => format!(
-                "correct the resources at the control plane, {name}, which has been told of the problems"
-            ),
+        RuleSourceKind::Url => {
+            format!("correct the text at {name}, or its server; it is asked again after rules.url.interval")
         }
-    }
-
-    /// What to do if rules have warnings.
-    fn warning_repair(&self) -> String {
-        let name = &self.name;
-        let before = match self.kind {
-            RuleSourceKind::Files => format!("`tollgate check {name}` reports them before they are deployed"),
-            RuleSourceKind::Url => {
-                "`tollgate check FILE` reports them before the text is published".to_owned()
-            }
-            RuleSourceKind::Xds => "the control plane, or rules.overlay, has them".to_owned(),
-        };
-        format!("correct these places, which probably have a mistake; {before}")
-    }
-
-    /// What to do if a rule is missing.
-    pub(super) fn missing_rule_repair(&self) -> String {
-        let name = &self.name;
-        match self.kind {
-            RuleSourceKind::Files | RuleSourceKind::Url => format!("add rules for it at {name}"),
-            RuleSourceKind::Xds => format!("let the control plane at {name} send rules for it"),
-        }
-    }
-
-    /// Where a key that a control plane does not know is added.
-    pub(super) fn in_overlay(&self) -> &'static str {
-        match self.kind {
-            RuleSourceKind::Files | RuleSourceKind::Url => "",
-            RuleSourceKind::Xds => ", in the file of rules.overlay",
+        RuleSourceKind::Xds => {
+            format!("correct the resources at the control plane, {name}, which has been told of the problems")
         }
     }
 }
 
+/// What to do if rules have warnings.
+fn warning_repair(source: &RuleSource) -> String {
+    let name = &source.name;
+    let before = match source.kind {
+        RuleSourceKind::Files => format!("`tollgate check {name}` reports them before they are deployed"),
+        RuleSourceKind::Url => "`tollgate check FILE` reports them before the text is published".to_owned(),
+        RuleSourceKind::Xds => "the control plane, or rules.overlay, has them".to_owned(),
+    };
+    format!("correct these places, which probably have a mistake; {before}")
+}
+
+/// What to do if a rule is missing.
+pub(super) fn missing_rule_repair(source: &RuleSource) -> String {
+    let name = &source.name;
+    match source.kind {
+        RuleSourceKind::Files | RuleSourceKind::Url => format!("add rules for it at {name}"),
+        RuleSourceKind::Xds => format!("let the control plane at {name} send rules for it"),
+    }
+}
+
+/// Where a key that a control plane does not know is added.
+pub(super) fn in_overlay(source: &RuleSource) -> &'static str {
+    match source.kind {
+        RuleSourceKind::Files | RuleSourceKind::Url => "",
+        RuleSourceKind::Xds => ", in the file of rules.overlay",
+    }
+}
 /// Findings in the outcome of the loads so far.
 pub(super) fn status(status: &RulesStatus, source: &RuleSource) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
@@ -90,7 +80,7 @@ pub(super) fn status(status: &RulesStatus, source: &RuleSource) -> Vec<DoctorFin
         findings.push(DoctorFinding::error(
             "no_rules",
             "no rules are loaded: every request is answered UNAVAILABLE",
-            source.load_repair(),
+            load_repair(source),
         ));
     }
     if let Some(error) = &status.last_error {
@@ -98,7 +88,7 @@ pub(super) fn status(status: &RulesStatus, source: &RuleSource) -> Vec<DoctorFin
         findings.push(DoctorFinding::error(
             "rule_problems",
             format!("the current rules cannot be loaded, and the previous ones stay: {}", listed(problems)),
-            source.problem_repair(),
+            problem_repair(source),
         ));
     }
     if let Some(problems) = &status.overlay_problems {
@@ -123,7 +113,7 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource) -> Vec<DoctorFinding>
     }
     if !rules.warnings().is_empty() {
         let warnings = rules.warnings().iter().map(ToString::to_string);
-        findings.push(DoctorFinding::warning("rule_warnings", listed(warnings), source.warning_repair()));
+        findings.push(DoctorFinding::warning("rule_warnings", listed(warnings), warning_repair(source)));
     }
     if rules.unknown_fields > 0 {
         let number = rules.unknown_fields;
@@ -245,12 +235,6 @@ fn add_hidden(level: &[DescriptorRef<'_>], hidden: &mut Vec<String>) {
     }
 }
 
-/// A source of this kind.
-#[cfg(test)]
-pub(super) fn source(kind: RuleSourceKind) -> RuleSource {
-    RuleSource { kind, name: "the-source".into(), stats: tollgate_sources::RuleSourceStats::default() }
-}
-
 #[cfg(test)]
 mod tests {
     use tollgate_counter::time::Timestamp;
@@ -268,10 +252,10 @@ mod tests {
             (RuleSourceKind::Url, "curl -fsS the-source", "at the-source"),
             (RuleSourceKind::Xds, "control plane at the-source", "control plane at the-source"),
         ] {
-            let source = source(kind);
+            let source = RuleSource::new(kind, "the-source");
             let found = status(&RulesStatus::default(), &source);
             assert!(found[0].repair.contains(loaded), "{found:?}");
-            assert!(source.missing_rule_repair().contains(added));
+            assert!(missing_rule_repair(&source).contains(added));
         }
     }
 
@@ -285,7 +269,7 @@ mod tests {
         let current = active.current();
         let rules = current.rules().unwrap();
         let stats = rules.domains().next().unwrap().rules().next().unwrap().stats().unwrap();
-        let found = || findings(rules, &source(RuleSourceKind::Files));
+        let found = || findings(rules, &RuleSource::new(RuleSourceKind::Files, "the-source"));
         for _ in 0..500 {
             stats.count_plain(RuleEvent::default());
             stats.count_plain(RuleEvent { over_limit: true, ..RuleEvent::default() });
@@ -305,7 +289,9 @@ mod tests {
             stream: yaml::load(bytes),
             unknown: Some(Unknown { first: Located::new(Mark::START, "new"), count: 3 }),
         });
-        let of = |sources: &[RuleInput]| findings(&compile(sources).unwrap(), &source(RuleSourceKind::Files));
+        let of = |sources: &[RuleInput]| {
+            findings(&compile(sources).unwrap(), &RuleSource::new(RuleSourceKind::Files, "the-source"))
+        };
         let found = of(&[file.clone(), newer]);
         let unknown: Vec<_> = found.iter().filter(|finding| finding.id == "unknown_fields").collect();
         assert!(unknown.len() == 1 && unknown[0].what.contains("in 3 descriptors"), "{found:?}");

@@ -127,8 +127,8 @@ fn expiry_releases_or_charges_before_the_next_decision() {
         assert!(memory.reserve(&checks, &terms, NOW, any_refused).unwrap().is_held);
         assert_eq!(left_at(&memory, key("k"), &limit, NOW.plus(SECOND - 1)), 6);
         assert_eq!(left_at(&memory, key("k"), &limit, NOW.plus(SECOND)), expected);
-        let stats = memory.stats();
-        assert_eq!((stats.holds_open, stats.holds_released + stats.holds_charged), (0, 1));
+        let ended = memory.events().holds_released.get() + memory.events().holds_charged.get();
+        assert_eq!((memory.stats().holds_open, ended), (0, 1));
     }
 }
 
@@ -137,7 +137,7 @@ fn sweep_expires_holds_and_forgets_them_a_minute_later() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW));
     memory.sweep(NOW.plus(60 * SECOND));
-    assert_eq!((memory.stats().holds_open, memory.stats().holds_released), (0, 1));
+    assert_eq!((memory.stats().holds_open, memory.events().holds_released.get()), (0, 1));
     assert!(reserve(&memory, &[check(key("k"), &limit, 4)], "a", NOW.plus(119 * SECOND)), "a repeated call");
     assert_eq!(left(&memory, key("k"), &limit), 10);
     memory.sweep(NOW.plus(120 * SECOND));
@@ -170,7 +170,7 @@ fn counter_with_too_many_holds_refuses_more_and_holds_nothing() {
     let checks = Checks::from_slice(&[check(key("other"), &limit, 1), check(key("k"), &limit, 1)]);
     let terms = terms("more", HOLD_TTL_DEFAULT, OnExpiry::Release);
     let error = memory.reserve(&checks, &terms, NOW, any_refused).unwrap_err();
-    assert_eq!((error, memory.stats().holds_exhausted), (ReserveError::Exhausted, 1));
+    assert_eq!((error, memory.events().holds_exhausted.get()), (ReserveError::Exhausted, 1));
     assert_eq!(memory.stats().holds_open, HOLDS_MAX);
     settle(&memory, check(key("k"), &limit, 0), "0", NOW);
     assert!(memory.reserve(&checks, &terms, NOW, any_refused).unwrap().is_held);
@@ -185,11 +185,9 @@ fn holds_take_at_most_their_share_of_memory() {
         memory.reserve(&checks, &terms, NOW, any_refused).is_ok()
     });
     assert!((100..10_000).contains(&held.count()));
-    assert!(
-        memory.tables.resources.holds.bytes.load(Ordering::Relaxed) <= BYTES_MIN as usize / SHARE_DIVISOR
-    );
+    assert!(memory.tables.resources.hold_bytes.load(Ordering::Relaxed) <= BYTES_MIN as usize / SHARE_DIVISOR);
     memory.sweep(NOW.plus(DAY));
-    assert_eq!(memory.tables.resources.holds.bytes.load(Ordering::Relaxed), 0);
+    assert_eq!(memory.tables.resources.hold_bytes.load(Ordering::Relaxed), 0);
 }
 
 #[test]
@@ -200,9 +198,7 @@ fn unknown_ids_beyond_memory_share_are_not_remembered() {
         assert_eq!((settled.outcome, settled.uncharged), (SettleOutcome::Unknown, 0));
     }
     assert_eq!(left(&memory, key("k"), &limit), 90_000);
-    assert!(
-        memory.tables.resources.holds.bytes.load(Ordering::Relaxed) <= BYTES_MIN as usize / SHARE_DIVISOR
-    );
+    assert!(memory.tables.resources.hold_bytes.load(Ordering::Relaxed) <= BYTES_MIN as usize / SHARE_DIVISOR);
 }
 
 #[test]
@@ -216,10 +212,10 @@ fn counter_forgets_the_oldest_settled_ids_beyond_its_bound() {
     }
     let used = limit.allowance() - left(&memory, key("k"), &limit);
     assert_eq!(used, ids);
-    let forgotten = memory.stats().ids_forgotten;
+    let forgotten = memory.events().ids_forgotten.get();
     let kept = ids - forgotten;
     assert!((IDS_MAX as u64..IDS_MAX as u64 + 256).contains(&kept), "{kept}");
-    let bytes = memory.tables.resources.holds.bytes.load(Ordering::Relaxed);
+    let bytes = memory.tables.resources.hold_bytes.load(Ordering::Relaxed);
     assert!(bytes < 1 << 20, "{bytes}");
     // The newest are answered as the first time, and the oldest are unknown.
     for number in forgotten..ids {
@@ -255,7 +251,7 @@ fn repeated_request_is_not_charged_again_for_its_time() {
     for request in (0..REQUESTS).step_by(1_000) {
         assert_eq!(charge_once(&memory, &limit, request, repeated), Ok(true));
     }
-    assert_eq!((used(), memory.stats().ids_forgotten), (REQUESTS, 0));
+    assert_eq!((used(), memory.events().ids_forgotten.get()), (REQUESTS, 0));
     let forgotten = repeated.after(HOLD_RETENTION).plus(SECOND);
     assert_eq!(charge_once(&memory, &limit, REQUESTS, forgotten), Ok(true));
     assert_eq!(used(), REQUESTS + 1);
@@ -270,7 +266,7 @@ fn expired_holds_stay_known_while_settled_ones_are_forgotten() {
     for number in 0..10_000 {
         settle(&memory, check(key("k"), &limit, 1), &number.to_string(), later);
     }
-    assert!(memory.stats().ids_forgotten > 0);
+    assert!(memory.events().ids_forgotten.get() > 0);
     let settled = settle(&memory, check(key("k"), &limit, 5), "expired", later);
     assert_eq!(settled.outcome, SettleOutcome::Released);
 }
@@ -335,7 +331,7 @@ fn reservation_settled_long_ago_is_forgotten_first() {
     for number in 4_000..4_400 {
         settle(&memory, check(key("k"), &limit, 1), &number.to_string(), NOW);
     }
-    assert!(memory.stats().ids_forgotten > 0);
+    assert!(memory.events().ids_forgotten.get() > 0);
     let again = settle(&memory, check(key("k"), &limit, 5), "long", NOW);
     assert_eq!(again.outcome, SettleOutcome::Unknown);
     let youngest = settle(&memory, check(key("k"), &limit, 9), "4399", NOW);

@@ -3,10 +3,7 @@ use tollgate_counter::time::SECOND;
 use super::*;
 use tollgate_wire::descriptor_text;
 
-use crate::{
-    bench::schedule::{Arrivals, MeasuredSpan},
-    simulate::shape::Bursts,
-};
+use crate::bench::schedule::{Arrivals, MeasuredSpan};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -65,8 +62,9 @@ fn daily_curve_has_the_expected_requests_of_each_hour() {
 
 #[test]
 fn bursts_have_their_factor_and_the_mean_rate_is_kept() {
-    let bursts = Bursts { every: Duration::from_secs(60), length: Duration::from_secs(6), factor: 10.0 };
-    let requests = all(terms(20, HOUR, Shape::Bursts(bursts)));
+    let bursts =
+        Shape::Bursts { every: Duration::from_secs(60), length: Duration::from_secs(6), factor: 10.0 };
+    let requests = all(terms(20, HOUR, bursts));
     assert_count(requests.len(), 20.0 * 3_600.0);
     let in_burst = requests.iter().filter(|(at, _)| at % 60.0 < 6.0).count();
     // In each minute 6 s count ten times: 60 of 114 parts.

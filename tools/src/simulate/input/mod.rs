@@ -1,6 +1,6 @@
 //! Recorded traffic: access logs, JSON lines and CSV, line by line.
 
-use std::{borrow::Cow, io::BufRead};
+use std::{borrow::Cow, io::BufRead, path::PathBuf};
 
 use tollgate_counter::time::Timestamp;
 use tollgate_wire::descriptor_template::{DescriptorTemplate, Fields as _};
@@ -27,14 +27,19 @@ const TIME_FIELDS: [&str; 5] = ["time", "timestamp", "start_time", "@timestamp",
 /// The field of the hits, unless one is named.
 const HITS_FIELD: &str = "hits";
 
-/// How a record becomes a request.
+/// The file of requests, and how its records become requests.
 #[derive(Clone, Debug)]
-pub(super) struct Mapping {
+pub(super) struct RecordedTerms {
+    pub(super) path: PathBuf,
+    /// Found by the first line if it is not given.
+    pub(super) format: RecordFormat,
     /// The domain of records that name none.
     pub(super) domain: Option<String>,
     pub(super) content: RecordContent,
     pub(super) time_field: Option<String>,
     pub(super) hits_field: Option<String>,
+    /// Whether a line that cannot be read ends the replay; otherwise it is counted and left out.
+    pub(super) is_strict: bool,
 }
 
 /// What the records are.
@@ -48,37 +53,22 @@ pub(super) enum RecordContent {
     Denials,
 }
 
-/// What is wrong with a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum OnBadLine {
-    /// The line is counted and left out.
-    Count,
-    /// The line ends the replay.
-    Stop,
-}
-
 /// The requests of a file.
 pub(super) struct Recorded {
     lines: Lines<Box<dyn BufRead + Send>>,
+    terms: RecordedTerms,
+    // That of the terms, with what is found by the first line.
     format: RecordFormat,
-    mapping: Mapping,
-    on_bad_line: OnBadLine,
     skipped: Skipped,
     value: Vec<u8>,
 }
 
 impl Recorded {
-    /// `format` is found by the first line if it is not given.
-    pub(super) fn new(
-        bytes: Box<dyn BufRead + Send>,
-        format: RecordFormat,
-        mapping: Mapping,
-        on_bad_line: OnBadLine,
-    ) -> Self {
+    /// The requests in `bytes`, which are those of the file.
+    pub(super) fn new(bytes: Box<dyn BufRead + Send>, terms: RecordedTerms) -> Self {
         let lines = Lines::new(bytes);
-        let skipped = Skipped::default();
-        let value = Vec::new();
-        Self { lines, format, mapping, on_bad_line, skipped, value }
+        let format = terms.format.clone();
+        Self { lines, terms, format, skipped: Skipped::default(), value: Vec::new() }
     }
 }
 
@@ -91,7 +81,7 @@ impl Source for Recorded {
                 Line::Text("") => continue,
                 Line::Text(text) => match self.format.read(text) {
                     Ok(None) => continue,
-                    Ok(Some(record)) => match self.mapping.content {
+                    Ok(Some(record)) => match self.terms.content {
                         RecordContent::Denials => match record.denial(event) {
                             Ok(Some(left_out)) => {
                                 self.skipped.unrecorded += left_out;
@@ -106,7 +96,7 @@ impl Source for Recorded {
                                     self.skipped.unrecorded += left_out;
                                     continue;
                                 }
-                                None => fill(&record, &self.mapping, event, &mut self.value),
+                                None => fill(&record, &self.terms, event, &mut self.value),
                             }
                         }
                     },
@@ -119,7 +109,7 @@ impl Source for Recorded {
                 Ok(()) => return Ok(true),
                 Err(why) => {
                     let line = self.lines.number;
-                    if self.on_bad_line == OnBadLine::Stop {
+                    if self.terms.is_strict {
                         return Err(format!("line {line}: {why}"));
                     }
                     self.skipped.bad_lines += 1;
@@ -139,17 +129,17 @@ impl Source for Recorded {
 /// Makes the request of a record.
 fn fill(
     record: &Record<'_>,
-    mapping: &Mapping,
+    terms: &RecordedTerms,
     event: &mut Event,
     value: &mut Vec<u8>,
 ) -> Result<(), String> {
-    let at = time(record, mapping.time_field.as_deref())?;
-    let hits = hits(record, mapping.hits_field.as_deref())?;
+    let at = time(record, terms.time_field.as_deref())?;
+    let hits = hits(record, terms.hits_field.as_deref())?;
     let domain = record.domain().map(Cow::Borrowed);
-    let domain = domain.or(mapping.domain.as_deref().map(Cow::Borrowed));
+    let domain = domain.or(terms.domain.as_deref().map(Cow::Borrowed));
     let domain = domain.ok_or("the record names no `domain`, and --domain is not given")?;
     event.begin(at, &domain, hits);
-    match &mapping.content {
+    match &terms.content {
         RecordContent::Fields(template) => event.fill(template, record, value),
         RecordContent::Requests | RecordContent::Denials => record.descriptors(event)?,
     }

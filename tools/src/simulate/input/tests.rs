@@ -7,31 +7,27 @@ use tollgate_wire::descriptor_text;
 
 use crate::simulate::input::record::FormatName;
 
-fn read_all(
-    text: &str,
-    format: RecordFormat,
-    template: Option<&str>,
-    on_bad_line: OnBadLine,
-) -> Result<(Vec<String>, Skipped), String> {
-    let template =
-        template.map(|text| DescriptorTemplate::new([descriptor_text::parse(text).unwrap()].iter()).unwrap());
-    let mapping = Mapping {
+/// Terms of any format.
+fn terms(content: RecordContent) -> RecordedTerms {
+    RecordedTerms {
+        path: PathBuf::new(),
+        format: RecordFormat::new(None, None),
         domain: Some("shop".into()),
-        content: template.map_or(RecordContent::Requests, RecordContent::Fields),
+        content,
         time_field: None,
         hits_field: None,
-    };
-    read_by(text, format, mapping, on_bad_line)
+        is_strict: false,
+    }
 }
 
-fn read_by(
-    text: &str,
-    format: RecordFormat,
-    mapping: Mapping,
-    on_bad_line: OnBadLine,
-) -> Result<(Vec<String>, Skipped), String> {
+fn fields(template: &str) -> RecordContent {
+    let entries = [descriptor_text::parse(template).unwrap()];
+    RecordContent::Fields(DescriptorTemplate::new(entries.iter()).unwrap())
+}
+
+fn read_by(text: &str, terms: RecordedTerms) -> Result<(Vec<String>, Skipped), String> {
     let bytes = Box::new(Cursor::new(text.to_owned()));
-    let mut recorded = Recorded::new(bytes, format, mapping, on_bad_line);
+    let mut recorded = Recorded::new(bytes, terms);
     let mut event = Event::default();
     let mut all = Vec::new();
     while recorded.next(&mut event)? {
@@ -47,7 +43,7 @@ fn read_by(
 }
 
 fn read(text: &str, template: Option<&str>) -> (Vec<String>, Skipped) {
-    read_all(text, RecordFormat::new(None, None), template, OnBadLine::Count).unwrap()
+    read_by(text, terms(template.map_or(RecordContent::Requests, fields))).unwrap()
 }
 
 #[test]
@@ -89,10 +85,7 @@ fn denials_of_a_log_are_read_and_other_events_are_not() {
         &denial.replace("\"hits\":2", "\"hits\":0"),
         &denial.replace("user=ann", "user=a…"),
     ];
-    let mapping =
-        Mapping { domain: None, content: RecordContent::Denials, time_field: None, hits_field: None };
-    let (read, skipped) =
-        read_by(&lines.join("\n"), RecordFormat::new(None, None), mapping, OnBadLine::Count).unwrap();
+    let (read, skipped) = read_by(&lines.join("\n"), terms(RecordContent::Denials)).unwrap();
     assert_eq!(read, ["5 edge 2 path=/a,b,user=ann"]);
     assert_eq!((skipped.unrecorded, skipped.bad_lines), (3, 1));
     assert!(skipped.first_bad_lines[0].why.contains("cut"), "{skipped:?}");
@@ -105,7 +98,8 @@ fn csv_columns_are_named_by_header_or_by_flag() {
     assert_eq!(read(text, Some("u={user}")).0, expected);
     let names = ["user", "time", "hits"].map(str::to_owned).to_vec();
     let text = text.split_once('\n').unwrap().1;
-    let named = read_all(text, RecordFormat::new(None, Some(names)), Some("u={user}"), OnBadLine::Stop);
+    let format = RecordFormat::new(None, Some(names));
+    let named = read_by(text, RecordedTerms { format, ..terms(fields("u={user}")) });
     assert_eq!(named.unwrap().0, expected);
 }
 
@@ -139,7 +133,8 @@ fn bad_lines_are_counted_and_named_by_number() {
 #[test]
 fn strict_input_stops_at_the_first_bad_line() {
     let format = RecordFormat::new(Some(FormatName::Csv), None);
-    let stopped = read_all("user,time\nann,5\nbob\n", format, Some("u={user}"), OnBadLine::Stop);
+    let terms = RecordedTerms { format, is_strict: true, ..terms(fields("u={user}")) };
+    let stopped = read_by("user,time\nann,5\nbob\n", terms);
     assert_eq!(stopped.unwrap_err(), "line 3: another number of columns than the header: 1, not 2");
 }
 
@@ -161,10 +156,10 @@ proptest::proptest! {
         let content = match content {
             0 => RecordContent::Requests,
             1 => RecordContent::Denials,
-            _ => RecordContent::Fields(DescriptorTemplate::new([descriptor_text::parse("u={a|first}").unwrap()].iter()).unwrap()),
+            _ => fields("u={a|first}"),
         };
-        let mapping = Mapping { domain: None, content, time_field: None, hits_field: None };
-        let mut recorded = Recorded::new(Box::new(Cursor::new(bytes)), format, mapping, OnBadLine::Count);
+        let terms = RecordedTerms { format, domain: None, ..terms(content) };
+        let mut recorded = Recorded::new(Box::new(Cursor::new(bytes)), terms);
         let mut event = Event::default();
         while recorded.next(&mut event).unwrap() {}
     }
