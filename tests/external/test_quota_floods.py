@@ -203,6 +203,35 @@ def test_large_reports_of_quotas_leave_calls_of_others_in_time(start_limited, at
     assert tollgate.metric("tollgate_rlqs_division_visits_total") >= PLACES_MAX / 2
 
 
+@pytest.mark.paced
+def test_reload_with_100000_open_buckets_leaves_calls_of_others_in_time(rule_file, start_tollgate, attackers, callers):
+    tollgate = start_tollgate(rule_file(RULES), flags=[*QUOTAS, "--rlqs-memory", "1GiB"])
+    messages = [reports(tenants(20_000), allowed=1, denied=1) for _ in range(5)]
+
+    async def open_stream():
+        client = ReportClient(Relay(tollgate.grpc, ATTACKERS[0]).address)
+        stream = client.open()
+        await stream.send(*messages)
+        return client, stream
+
+    client, stream = attackers.run(open_stream(), FLOOD_TIMEOUT)
+    eventually("all are divided", lambda: tollgate.metric("tollgate_rlqs_divided_counters") == 100_000, FLOOD_TIMEOUT)
+    generation, before = tollgate.rules()["generation"], stream.actions
+    with Load(callers, [tollgate.grpc], USERS) as load:
+        load.await_calls(100)
+        rule_file(RULES.replace("requests_per_unit: 100, algorithm: token_bucket, burst: 20", "requests_per_unit: 0"))
+        tollgate.await_generation_after(generation)
+        eventually("all are told to deny", lambda: stream.actions >= before + 100_000, FLOOD_TIMEOUT)
+        load.await_calls(100)
+    seconds = sorted(response.seconds for response in load.responses)
+    p99 = seconds[len(seconds) * 99 // 100]
+    print(f"{len(seconds)} calls, 99 % within {p99 * 1000:.0f} ms, all within {seconds[-1] * 1000:.0f} ms")
+    attackers.run(client.close())
+
+    assert not load.failed()
+    assert p99 <= 0.1
+
+
 async def take_streams(clients):
     """As many streams as each connection may have."""
     streams = [client.open() for client in clients for _ in range(STREAMS_MAX)]

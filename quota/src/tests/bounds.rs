@@ -129,6 +129,33 @@ fn work_of_a_report_does_not_grow_with_other_buckets() {
     }
 }
 
+/// Each bucket that comes back visits those of its caller that have ended. It takes memory anew, which bounds how many
+/// come back in the time for which that is not given back.
+#[test]
+fn buckets_that_come_back_again_and_again_are_bounded_by_memory() {
+    let world = World::new();
+    let zones = (0..100).map(|number| {
+        let mut usage = usage(&[("zone", &number.to_string())], 1, 0);
+        usage.time_elapsed.get_or_insert_default().seconds = 5;
+        usage
+    });
+    let message = reports(zones.collect());
+    let taken = || world.service.stats.reports.get() - world.service.reading().too_many;
+    for _ in 0..2 {
+        let before = taken();
+        for _ in 0..20 {
+            // At first with room for the stream itself.
+            if let Ok(mut stream) = world.open() {
+                stream.receive(&message).unwrap();
+            }
+        }
+        let most = (SETTINGS.memory / 2 / 1_536) as u64;
+        let now = taken() - before;
+        assert!(100 < now && now <= most, "{now} of {most}");
+        world.advance(18);
+    }
+}
+
 #[test]
 fn messages_and_new_rules_are_taken_in_parts() {
     const BUCKETS: usize = 500;

@@ -183,8 +183,10 @@ impl Shares {
     }
 
     /// Adds the subscribers of another division of the same rate. What either has assigned may be in force.
-    pub(super) fn add(&mut self, other: Self, now: Timestamp) {
+    pub(super) fn add(&mut self, mut other: Self, now: Timestamp) {
         self.settled = None;
+        // Another counter was paid.
+        other.forget_local_state();
         self.spent = self.spent.saturating_add(other.spent);
         self.unknown = self.unknown.max(other.unknown);
         self.lost = self.lost.max(other.lost);

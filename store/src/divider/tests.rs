@@ -519,6 +519,52 @@ fn shares_of_merged_divisions_are_in_force_until_clients_report() {
     }
 }
 
+/// What is left of the rate has paid for the tokens, at the counter that was divided then.
+#[test]
+fn merged_division_gives_back_no_tokens_that_another_counter_was_paid_for() {
+    let at = |seconds: f64| START.after(Duration::from_secs_f64(seconds));
+    let report = |divider: &mut Divider, stream, allowed: u64, seconds: f64| {
+        // Callers leave a part of the rate, which pays the counter.
+        let view = CounterView { free: 200, free_after: None, requested: 100 };
+        let report = DividerReport::Usage(SubscriberUsage { allowed, ..SubscriberUsage::default() });
+        divider.report(id(stream), QuotaTerms::default(), report, view, at(seconds)).turn.returned
+    };
+    let mut divider = Divider::new(bucket(100, 200), Timestamp::EPOCH, at(0.0));
+    for seconds in [1.0, 6.0, 11.0, 16.0] {
+        report(&mut divider, 1, 50, seconds);
+    }
+    // The first client loses a part of its share, and with it tokens.
+    report(&mut divider, 2, 400, 17.0);
+    let of_one = report(&mut divider.clone(), 1, 0, 18.1);
+    let mut merged = Divider::new(bucket(100, 200), Timestamp::EPOCH, at(17.1));
+    merged.add(divider, at(17.1));
+    let of_merged = report(&mut merged, 1, 0, 18.1);
+    assert_eq!((of_one, of_merged), (0, 0));
+}
+
+#[test]
+fn newcomers_after_a_restart_get_a_tenth_of_a_second_and_one_each_of_the_burst() {
+    let at = |seconds: f64| START.after(Duration::from_secs_f64(seconds));
+    let view = CounterView { free: 100_000, free_after: None, requested: 0 };
+    let mut divider = Divider::new(bucket(10_000, 100_000), at(16.0), at(0.0));
+    for seconds in [1.0, 6.0, 11.0] {
+        for stream in 1..=3 {
+            let report =
+                DividerReport::Usage(SubscriberUsage { denied: 5_000, ..SubscriberUsage::default() });
+            divider.report(id(stream), QuotaTerms::default(), report, view, at(seconds));
+        }
+    }
+    let bursts: Vec<u64> = divider.subscribers(9, at(11.0)).first.iter().map(burst_of).collect();
+    assert!(bursts.len() == 3 && bursts.iter().sum::<u64>() <= 10_000 / 10 + 2, "{bursts:?}");
+}
+
+fn burst_of(subscriber: &SubscriberState) -> u64 {
+    match subscriber.part {
+        LimitPart::Share(rate) => rate.burst,
+        LimitPart::Slice { .. } => panic!("a slice"),
+    }
+}
+
 #[test]
 fn slice_that_may_have_ended_is_not_renewed() {
     let world = World::new(window(500, MINUTE));
