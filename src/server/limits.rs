@@ -123,6 +123,7 @@ impl LimitLookups {
     }
 
     fn answered(&self, answer: LookupAnswer) -> LookupAnswer {
+        self.cache.stats.set_answered_at(self.clock.wall());
         if self.is_failing.load(Relaxed) && self.is_failing.swap(false, Relaxed) {
             info!("limits of keys are looked up again");
         }

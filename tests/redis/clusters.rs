@@ -16,12 +16,12 @@ use crate::{
 const CHARGE: Operation = Operation::Charge(1);
 
 /// Three masters with a replica each.
-struct Cluster {
-    servers: Vec<Server>,
+pub struct Cluster {
+    pub servers: Vec<Server>,
 }
 
 impl Cluster {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
         let servers: Vec<Server> = (0..6).map(|_| Server::start(&arguments)).collect();
         let first = &servers[0];

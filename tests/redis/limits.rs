@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use tollgate_wire::proto::envoy::service::ratelimit::v3::rate_limit_response::{Code, rate_limit::Unit};
 
 use crate::{
-    clusters::Watched,
+    clusters::{Cluster, Watched},
     harness::{Service, http, request_for, send, until},
     server::{PATIENCE, Server},
     tls::start_with_tls,
@@ -213,6 +213,29 @@ async fn limits_outlive_a_failover_and_come_from_the_next_master() {
     until(async || (limit().await == 4).then_some(())).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_come_from_all_servers_of_a_cluster() {
+    const USERS: usize = 30;
+    let cluster = Cluster::start();
+    for user in 0..USERS {
+        let command = format!("SET limits:api:user={user} {NEXT}");
+        let has_it = |server: &Server| server.try_run::<()>(&command).is_ok();
+        assert_eq!(cluster.servers[..3].iter().filter(|server| has_it(server)).count(), 1, "{user}");
+    }
+    let urls: Vec<_> = cluster.servers.iter().map(Server::url).collect();
+    let service = start_at(&urls.join(","), &[("store.redis.mode", "cluster")]).await;
+    // The first calls may come before the connection, and then have the rule's number.
+    let limit = async |user: &str| {
+        service.advance(Duration::from_secs(1));
+        let status = service.status(request_for("api", "user", user)).await;
+        status.current_limit.unwrap().requests_per_unit
+    };
+    for user in 0..USERS {
+        until(async || (limit(&user.to_string()).await == 4).then_some(())).await;
+    }
+    assert_eq!(limit("other").await, 100);
+}
+
 #[tokio::test]
 async fn value_that_is_no_limit_is_counted_and_its_rule_decides() {
     let server = Server::start(&[]);
@@ -271,6 +294,23 @@ async fn limit_set_at_run_time_precedes_that_of_the_store_in_its_window() {
     assert!(code == 200 && !body.contains("error"), "{body}");
     // Five were counted.
     assert_eq!(passed(&service, "both", "a", 9).await, 2);
+    let explain = async |limit: serde_json::Value| {
+        let descriptor = json!({"entries": [{"key": "both", "value": "a"}], "limit": limit});
+        let message = json!({"domain": "api", "descriptors": [descriptor]}).to_string();
+        let (_, body) = send(service.addresses.admin, headers, "POST", "/explain", &message).await;
+        serde_json::from_str::<serde_json::Value>(&body).unwrap()["descriptors"][0].clone()
+    };
+    let explained = explain(serde_json::Value::Null).await;
+    assert_eq!(explained["limit_from"], "set at run time", "{explained}");
+    assert_eq!(explained["limit"], "7 per second, algorithm: fixed_window", "{explained}");
+    assert_eq!(explained["counter"]["before"]["own_limit"]["numbers"]["requests_per_unit"], 7, "{explained}");
+    assert_eq!(explained["stored_limit"], "5 per second, algorithm: fixed_window", "{explained}");
+    assert_eq!(explained["rule"]["limit"], "100 per minute, algorithm: fixed_window", "{explained}");
+    let explained = explain(json!({"requestsPerUnit": 3, "unit": "HOUR"})).await;
+    assert_eq!(explained["limit_from"], "the request", "{explained}");
+    let answer = service.call(request_for("api", "both", "a")).await.unwrap();
+    let metadata = format!("{:?}", answer.dynamic_metadata.unwrap().fields["limits"]);
+    assert!(metadata.contains("\"set at run time\""), "{metadata}");
     service.advance(Duration::from_secs(1));
     assert_eq!(passed(&service, "both", "a", 9).await, 7);
     let call = json!({"domain": "api", "descriptors": [key]}).to_string();

@@ -83,7 +83,7 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandErr
     let text = match name {
         "set" => set(matches)?,
         "clear" => one_result(&call(matches, "clear", &named(matches))?)?,
-        "list" => listed(matches, |limit| Ok(printable_json(&readable(limit))))?.join("\n"),
+        "list" => listed(matches, "", |limit| Ok(printable_json(&readable(limit))))?,
         "export" => export(matches)?,
         "import" => import::run(matches)?,
         _get => one_result(&call(matches, "get", &named(matches))?)?,
@@ -174,17 +174,21 @@ fn readable(limit: &Value) -> String {
     format!("{} {}: {}", text(&limit["domain"]), entries.join(","), all.join(", "))
 }
 
-/// All pages of a list.
+/// A line for each limit of all pages of a list, after a `header` if it is not empty.
 fn listed(
     matches: &ArgMatches,
+    header: &str,
     line: impl Fn(&Value) -> Result<String, String>,
-) -> Result<Vec<String>, String> {
-    let mut lines = Vec::new();
+) -> Result<String, String> {
+    let mut lines = header.to_owned();
     let mut body = json!({"domain": domain(matches), "prefix": entries(matches), "pageSize": 1_000});
     loop {
         let page = call(matches, "list", &body)?;
         for limit in list(&page["limits"]) {
-            lines.push(line(limit)?);
+            if !lines.is_empty() {
+                lines.push('\n');
+            }
+            lines.push_str(&line(limit)?);
         }
         match page["nextPageToken"].as_str() {
             Some(token) if !token.is_empty() => body["pageToken"] = token.into(),
@@ -196,7 +200,5 @@ fn listed(
 /// All limits, as `import` reads them.
 fn export(matches: &ArgMatches) -> Result<String, String> {
     let format = matches.get_one::<RowFormatName>("format").copied().unwrap_or(RowFormatName::Json);
-    let mut lines = format.header().into_iter().collect::<Vec<_>>();
-    lines.extend(listed(matches, |limit| format.line(limit))?);
-    Ok(lines.join("\n"))
+    listed(matches, &format.header().unwrap_or_default(), |limit| format.line(limit))
 }

@@ -10,7 +10,7 @@ use tollgate_counter::{
 use tollgate_rules::{Rule, Unit};
 use tollgate_store::{CheckRole, Decisions, OwnTerms, Refusal};
 
-use crate::limiter::check_set::{AppliedLimit, CheckSet, CurrentLimit, KeyLimitOrigin, LookedUp, Modes};
+use crate::limiter::check_set::{AppliedLimit, CheckSet, CurrentLimit, LimitFrom, LookedUp, Modes};
 
 /// The answer to a request.
 pub type Answer<'s> = AnswerOf<SmallVec<[Status<'s>; 2]>>;
@@ -54,8 +54,8 @@ pub struct Status<'s> {
     pub degraded: bool,
     /// Whether another descriptor of the request has the same counter.
     pub shares_counter: bool,
-    /// Whether the rule has decided because the store did not name the limit of the key in time.
-    pub limit_unknown: bool,
+    /// Where the limit comes from.
+    pub limit_from: LimitFrom,
 }
 
 impl<'s> Status<'s> {
@@ -71,22 +71,24 @@ impl<'s> Status<'s> {
         candidate_refuses: false,
         degraded: false,
         shares_counter: false,
-        limit_unknown: false,
+        limit_from: LimitFrom::Rule,
     };
 
     /// The status of a descriptor before its decision.
     #[inline(always)]
     pub(super) fn from_applied(applied: &AppliedLimit<'s>) -> Self {
-        let (remaining, limit) = match applied {
-            AppliedLimit::Nothing => (0, None),
-            AppliedLimit::Unlimited(_) => (u64::MAX, None),
-            AppliedLimit::Rule(matched, _, None) => return Self::for_rule(matched.rule),
-            AppliedLimit::Rule(matched, _, Some(looked_up)) => {
-                return Self::for_looked_up(matched.rule, *looked_up);
+        match applied {
+            AppliedLimit::Nothing => Self::WITHOUT_LIMIT,
+            AppliedLimit::Unlimited(matched) => {
+                Self { remaining: u64::MAX, rule: Some(matched.rule), ..Self::WITHOUT_LIMIT }
             }
-            AppliedLimit::Override(sent, _) => (0, Some(CurrentLimit::from_override(*sent))),
-        };
-        Self { remaining, limit, rule: applied.rule(), ..Self::WITHOUT_LIMIT }
+            AppliedLimit::Rule(matched, _, None) => Self::for_rule(matched.rule),
+            AppliedLimit::Rule(matched, _, Some(looked_up)) => Self::for_looked_up(matched.rule, *looked_up),
+            AppliedLimit::Override(sent, _) => {
+                let limit = Some(CurrentLimit::from_override(*sent));
+                Self { limit, limit_from: LimitFrom::Request, ..Self::WITHOUT_LIMIT }
+            }
+        }
     }
 
     /// The status before the decision on the limit of `rule`.
@@ -99,8 +101,7 @@ impl<'s> Status<'s> {
     fn for_looked_up(rule: &'s Rule, looked_up: LookedUp) -> Self {
         let limit = CurrentLimit::displayed(rule, looked_up.displayed_limit);
         let limit = (!looked_up.is_unlimited()).then_some(limit);
-        let limit_unknown = looked_up.origin == KeyLimitOrigin::Unknown;
-        Self { limit, rule: Some(rule), limit_unknown, ..Self::WITHOUT_LIMIT }
+        Self { limit, rule: Some(rule), limit_from: looked_up.from, ..Self::WITHOUT_LIMIT }
     }
 
     /// The status with what the limit of its own of the key displays.
@@ -114,15 +115,16 @@ impl<'s> Status<'s> {
 
     #[cold]
     fn with_displayed(self, displayed: u64) -> Self {
+        let limit_from = LimitFrom::OwnLimit;
         if displayed == OwnTerms::UNLIMITED {
-            return Self { limit: None, ..self };
+            return Self { limit: None, limit_from, ..self };
         }
         let (requests_per_unit, unit) = OwnTerms::requests_and_unit(displayed);
         let unit = |of_rule| Unit::from_code(unit).or(of_rule);
         // The store may have named none, and a limit that was set takes precedence.
         let limit = self.limit.or(self.rule.map(CurrentLimit::for_rule));
         let limit = limit.map(|limit| CurrentLimit { requests_per_unit, unit: unit(limit.unit), ..limit });
-        Self { limit, ..self }
+        Self { limit, limit_from, ..self }
     }
 
     /// Whether a refusal refuses the request only if all other descriptors in quota mode are refused too.

@@ -6,6 +6,7 @@ use smallvec::{SmallVec, smallvec};
 use tollgate_counter::{
     algorithm::{Limit, Operation},
     descriptor::{Entry, Key},
+    named,
 };
 use tollgate_rules::{
     Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable, Rule,
@@ -51,15 +52,21 @@ impl<'s> CurrentLimit<'s> {
     }
 }
 
-/// Where the limit of a key comes from whose rule looks it up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KeyLimitOrigin {
-    /// The store names it.
-    Store,
-    /// The store names none, so it is that of the rule.
-    Rule,
-    /// It was not known in time, so it is that of the rule.
-    Unknown,
+named! {
+    /// Where the limit comes from that decides on a descriptor.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum LimitFrom {
+        /// Its rule.
+        Rule = "the rule",
+        /// Its rule, because the store did not name the limit of the key in time.
+        RuleForUnknown = "the rule, because the store has not answered",
+        /// The store that names limits of keys.
+        Store = "the store",
+        /// A limit of its own of the key.
+        OwnLimit = "set at run time",
+        /// The request.
+        Request = "the request",
+    }
 }
 
 /// What was looked up for a key.
@@ -68,7 +75,7 @@ pub(super) struct LookedUp {
     /// The counter.
     key: Key,
     pub(super) displayed_limit: DisplayedLimit,
-    pub(super) origin: KeyLimitOrigin,
+    pub(super) from: LimitFrom,
 }
 
 impl LookedUp {
@@ -214,9 +221,9 @@ impl<'s> AppliedLimit<'s> {
     /// The limit that the store names for the key.
     pub(super) fn stored_terms(&self) -> Option<StoredTerms> {
         let Self::Rule(_, limit, Some(looked_up)) = self else { return None };
-        let LookedUp { displayed_limit, origin, .. } = *looked_up;
+        let LookedUp { displayed_limit, from, .. } = *looked_up;
         let limit = || limit.own.clone().into_owned();
-        (origin == KeyLimitOrigin::Store).then(|| StoredTerms { limit: limit(), displayed_limit })
+        (from == LimitFrom::Store).then(|| StoredTerms { limit: limit(), displayed_limit })
     }
 
     /// Replaces the limit of the rule by the one that the store names for its counter of `key`.
@@ -232,16 +239,16 @@ impl<'s> AppliedLimit<'s> {
         let StoredTerms { limit, displayed_limit } = terms;
         // With another window it has a counter of its own.
         let key = if rule.own.kind() == limit.kind() { key } else { matched.key_of_kind(entries, limit) };
-        *looked_up = Some(LookedUp { key, displayed_limit: *displayed_limit, origin: KeyLimitOrigin::Store });
+        *looked_up = Some(LookedUp { key, displayed_limit: *displayed_limit, from: LimitFrom::Store });
         let limit = Cow::Owned(limit.within(request.turn_timeout).into_owned());
         *rule = RequestLimit::new(limit, request.charging);
     }
 
     /// Keeps the limit of the rule, because the store names none for its counter of `key`.
-    pub(super) fn keep(&mut self, key: Key, origin: KeyLimitOrigin) {
+    pub(super) fn keep(&mut self, key: Key, from: LimitFrom) {
         if let Self::Rule(matched, _, looked_up) = self {
             let displayed_limit = matched.rule.displayed_limit;
-            *looked_up = Some(LookedUp { key, displayed_limit, origin });
+            *looked_up = Some(LookedUp { key, displayed_limit, from });
         }
     }
 

@@ -6,7 +6,10 @@
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -74,6 +77,20 @@ pub struct LimitCacheStats {
     pub skipped: MetricCounter,
     /// Descriptors whose key was cached.
     pub hits: MetricCounter,
+    // In nanoseconds.
+    answered_at: AtomicU64,
+}
+
+impl LimitCacheStats {
+    /// When the store last answered; the epoch before its first answer.
+    pub fn answered_at(&self) -> Timestamp {
+        Timestamp::from_nanos(self.answered_at.load(Relaxed))
+    }
+
+    /// The store answers.
+    pub fn set_answered_at(&self, wall: Timestamp) {
+        self.answered_at.store(wall.as_nanos(), Relaxed);
+    }
 }
 
 /// A look-up of the limit of one key.

@@ -20,7 +20,7 @@ use {
 use crate::limiter::{Request, check_set::AppliedLimit};
 #[cfg(feature = "limits")]
 use crate::limiter::{
-    check_set::KeyLimitOrigin,
+    check_set::LimitFrom,
     limit_cache::{KeyLimit, LimitCache},
 };
 
@@ -71,10 +71,10 @@ impl LimitSource {
             }
             match found {
                 KeyLimit::Stored(known) => applied.store(key, &known.terms, descriptor.entries, request),
-                KeyLimit::Absent => applied.keep(key, KeyLimitOrigin::Rule),
-                KeyLimit::Unknown => applied.keep(key, KeyLimitOrigin::Unknown),
+                KeyLimit::Absent => applied.keep(key, LimitFrom::Rule),
+                KeyLimit::Unknown => applied.keep(key, LimitFrom::RuleForUnknown),
                 KeyLimit::Pending(each) => {
-                    applied.keep(key, KeyLimitOrigin::Unknown);
+                    applied.keep(key, LimitFrom::RuleForUnknown);
                     pending.each.push(each);
                     pending.wait = cache.settings.wait;
                 }

@@ -10,7 +10,7 @@ use tollgate_store::{Check, Decisions};
 
 use crate::limiter::{
     Answer, Descriptor, Examples, Request, Status,
-    check_set::{AppliedLimit, CheckSet},
+    check_set::{AppliedLimit, CheckSet, LimitFrom},
 };
 
 /// Metrics of the limiter other than those of each rule.
@@ -94,7 +94,7 @@ impl LimiterMetrics {
             }
             AppliedLimit::Override(..) => self.overrides.add(outcome),
             AppliedLimit::Unlimited(matched) | AppliedLimit::Rule(matched, ..) => {
-                if status.limit_unknown {
+                if status.limit_from == LimitFrom::RuleForUnknown {
                     self.unknown_limits.increase();
                 }
                 count_rule(matched, descriptor, outcome);

@@ -71,6 +71,20 @@ fn first_matching_overlay_rule_adds_its_keys() {
 }
 
 #[test]
+fn overlay_lets_keys_have_limits_of_their_own() {
+    let overlay = overlay(
+        "      - match: [route, user]
+        rate_limit: {own: {requests_per_unit: {max: 50}, unlimited: true}}
+",
+    );
+    let rules = compiled(&overlay.unwrap());
+    for path in ["edge.route_a.user", "edge.route_a.user_ann"] {
+        let own = rule(&rules, path).options().own.clone().unwrap();
+        assert_eq!(own.to_string(), "{requests_per_unit: {max: 50}, unlimited: true}", "{path}");
+    }
+}
+
+#[test]
 fn overlay_rule_that_does_not_fit_is_left_out_with_warning() {
     let overlay = overlay("      - match: [route, user*]\n        rate_limit: {burst: 40}\n").unwrap();
     let rules = compiled(&overlay);

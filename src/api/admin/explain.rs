@@ -171,7 +171,7 @@ fn add_part(part: &DescriptorExplanation<'_>, status: &Status<'_>, now: Timestam
         };
     }
     if let Some(check) = &part.check {
-        body["limit_from"] = limit_from(part, check, status).into();
+        body["limit_from"] = status.limit_from.name().into();
         let unit = status.limit.as_ref().and_then(|limit| limit.unit);
         body["limit"] = rule_text::limit(&check.limit, unit).into();
         body["counter"] = counter(check);
@@ -186,21 +186,6 @@ fn add_part(part: &DescriptorExplanation<'_>, status: &Status<'_>, now: Timestam
             "verdict": verdict(candidate, now),
             "remaining": candidate.decision.remaining,
         });
-    }
-}
-
-/// Where the limit comes from that has decided.
-fn limit_from(
-    part: &DescriptorExplanation<'_>,
-    check: &CheckExplanation,
-    status: &Status<'_>,
-) -> &'static str {
-    match part {
-        _ if check.before.own_terms().is_some() => "set at run time",
-        _ if part.rule.is_none() => "the request",
-        _ if part.stored.is_some() => "the store",
-        _ if status.limit_unknown => "the rule, because the store has not answered",
-        _ => "the rule",
     }
 }
 

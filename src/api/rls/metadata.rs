@@ -11,7 +11,7 @@ use tollgate_counter::{
     descriptor::{Entry, escaped},
     named,
 };
-use tollgate_limiter::limiter::{Answer, Descriptor, Override, Request, Status};
+use tollgate_limiter::limiter::{Answer, Descriptor, LimitFrom, Override, Request, Status};
 
 use crate::api::rls::decode::SentHits;
 
@@ -34,7 +34,7 @@ pub(super) fn metadata(sent: &SentHits, request: &Request<'_>, answer: &Answer<'
         // Set on the reply in addition to its descriptors, because access logs cannot read lists.
         set(&mut fields, "degraded", Kind::BoolValue(true));
     }
-    if answer.statuses.iter().any(|status| status.limit_unknown) {
+    if answer.statuses.iter().any(|status| status.limit_from == LimitFrom::RuleForUnknown) {
         set(&mut fields, "limit_unknown", Kind::BoolValue(true));
     }
     let merged = merged(answer);
@@ -135,6 +135,9 @@ fn limit((status, most_hits): Decided<'_, '_>) -> Value {
         if let Some(after) = after {
             set(&mut fields, field, millis(after));
         }
+    }
+    if status.limit_from != LimitFrom::Rule {
+        set(&mut fields, "from", text(status.limit_from.name()));
     }
     if status.degraded {
         set(&mut fields, "degraded", Kind::BoolValue(true));

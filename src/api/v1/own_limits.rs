@@ -245,9 +245,8 @@ impl Api {
                 Some(LimitError(Code::Aborted, "OTHER_VERSION", "the limit has another version".to_owned()))
             }
             Some(OwnLimitRefusal::NoMemory) => {
-                let why =
-                    "there is no memory for more limits of their own; see store.memory_limit".to_owned();
-                Some(LimitError(Code::ResourceExhausted, "NO_MEMORY", why))
+                let why = "limits of their own take at most an eighth of store.memory_limit: raise it";
+                Some(LimitError(Code::ResourceExhausted, "NO_MEMORY", why.to_owned()))
             }
             Some(OwnLimitRefusal::NotBackedUp) => {
                 let why =

@@ -76,6 +76,9 @@ metrics! { LIMITS: LimitValues;
     Gauge "tollgate_limit_cache_entries" []
         "Keys in the cache of limits."
         => |all, family| family.value(all.cache.len());
+    Gauge "tollgate_limit_store_answered_timestamp_seconds" []
+        "Time at which the store last answered a look-up of a limit; 0 before the first answer."
+        => |all, family| family.value(all.cache.stats.answered_at().since(Timestamp::EPOCH).as_secs_f64());
     Counter "tollgate_limits_unknown_total" []
         "Descriptors decided by their rule because the store did not name their limit in time."
         => |all, family| family.value(all.limiter.unknown_limits.get());

@@ -17,6 +17,7 @@ use crate::{
     harness::{
         Service, TIMEOUT, cluster_view, is_store_in_memory, replica_with, request_for, until, until_linked,
     },
+    log::Log,
     metrics::{page, value},
     program::{PROGRAM, printed, tollgate},
 };
@@ -38,6 +39,13 @@ descriptors:
   - {key: plain, rate_limit: {unit: year, requests_per_unit: 3}}
   - {key: classic, rate_limit: {unit: year, requests_per_unit: 3, own: {requests_per_unit: {max: 1000}}}}
   - {key: staff, rate_limit: {unlimited: true}}
+  - key: path
+    value: /api/*
+    share_threshold: true
+    rate_limit: {unit: year, requests_per_unit: 3, own: {requests_per_unit: {max: 1000}}}
+  - key: client
+    group: {ipv4: 24, ipv6: 64}
+    rate_limit: {unit: year, requests_per_unit: 3, own: {requests_per_unit: {max: 1000}}}
 ";
 
 /// A token file.
@@ -209,6 +217,42 @@ async fn own_limit_of_a_bucket_has_a_unit_of_its_own() {
     assert_eq!((current.requests_per_unit, current.unit().as_str_name()), (36_000, "HOUR"));
     let above = OwnLimit { requests_per_unit: Some(36_001), ..limit };
     assert_eq!(reason(&set(&service, above).await.error.unwrap()), "OUT_OF_BOUNDS");
+}
+
+#[tokio::test]
+async fn pattern_and_network_have_one_own_limit_for_all_values() {
+    let (_folder, file) = token();
+    let service = Service::start_with(RULES, &[("admin.token_file", &file)]).await;
+    for (key, named, [other, outside]) in
+        [("path", "/api/a", ["/api/b", "/web"]), ("client", "192.0.2.7", ["192.0.2.200", "192.0.3.7"])]
+    {
+        let result = set(&service, OwnLimit { key: Some(descriptor(key, named)), ..own("", 10) }).await;
+        assert_eq!(result.error, None, "{key}");
+        let answer = check(&service, each(vec![with_hits(request(key, other), 4)])).await.remove(0);
+        let limit = &answer.limits[0];
+        assert_eq!((answer.verdict(), limit.requests_per_unit, limit.remaining), (Verdict::Allowed, 10, 6));
+        let answer = check(&service, each(vec![with_hits(request(key, outside), 1)])).await.remove(0);
+        assert!(answer.limits.first().is_none_or(|limit| limit.requests_per_unit == 3), "{key}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn each_change_of_an_own_limit_is_logged_with_its_caller() {
+    let log = Log::json("info");
+    let (_folder, file) = token();
+    let service = Service::start_on_this_thread(RULES, &[("admin.token_file", &file)]).await;
+    set(&service, OwnLimit { set_by: "billing".into(), ..own("ann", 9) }).await;
+    // Nothing changes, so nothing is logged.
+    set(&service, OwnLimit { set_by: "billing".into(), ..own("ann", 9) }).await;
+    set(&service, own("ann", 1_001)).await;
+    clear(&service, "ann").await;
+    let events = log.events("changed the limit of its own of a key");
+    let field = |name: &str| events.iter().map(|event| event[name].clone()).collect::<Vec<_>>();
+    assert_eq!(field("limit"), ["{\"requests_per_unit\":9}", "cleared"], "{events:?}");
+    assert_eq!(field("set_by"), ["billing", ""]);
+    assert_eq!(field("is_claimed"), [true, false]);
+    assert_eq!(field("rule"), ["shop.user", "shop.user"]);
+    assert_eq!(field("descriptor"), ["[(\"user\", \"ann\")]", "[(\"user\", \"ann\")]"]);
 }
 
 #[tokio::test]
@@ -716,6 +760,35 @@ async fn limits_command_sets_exports_and_imports_limits() {
     fs::write(&saved, &table).unwrap();
     assert_eq!(limits(&["import", path]).await.1.trim(), "2 limits are set");
     assert_eq!(limits(&["export", "--format", "csv"]).await.1, table);
+}
+
+#[tokio::test]
+async fn import_beyond_the_memory_of_limits_names_line_and_setting() {
+    const ROWS: usize = 2_000;
+    let (folder, file) = token();
+    let settings = [("admin.token_file", &*file), ("store.memory_limit", "2MiB")];
+    let service = Service::start_with(RULES, &settings).await;
+    let rows: String = (0..ROWS).map(|user| format!("shop,user={user},9\n")).collect();
+    let path = folder.path().join("limits.csv");
+    fs::write(&path, format!("domain,descriptor,requests_per_unit\n{rows}")).unwrap();
+    let mut command = Command::new(PROGRAM);
+    let to = service.addresses.http.to_string();
+    command.args(["limits", "import", path.to_str().unwrap(), "--to", &to, "--token-file", &file]);
+    let output = timeout(TIMEOUT, command.kill_on_drop(true).output()).await.unwrap().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    let (_, rest) = error.split_once("limits.csv:").unwrap_or_else(|| panic!("{error}"));
+    let (line, why) = rest.split_once(": ").unwrap();
+    let expected =
+        "limits of their own take at most an eighth of store.memory_limit: raise it; the lines before ";
+    assert!(why.starts_with(expected), "{error}");
+    let line: usize = line.parse().unwrap();
+    // The first user is on the second line.
+    let [last, refused] = [line - 3, line - 2].map(|user| user.to_string());
+    let limits = get(&service, &[&last, &refused]).await;
+    assert!(limits[0].limit.is_some() && limits[1].limit.is_none(), "{error} {limits:?}");
+    let page = page(&service).await;
+    assert!(value(&page, "tollgate_own_limit_changes_total{result=\"no_memory\"}") > 0.0);
+    assert!(value(&page, "tollgate_own_limit_bytes") <= f64::from(2 << 20) / 8.0);
 }
 
 #[tokio::test]

@@ -51,11 +51,18 @@ async fn limit_at_a_url_decides_until_the_server_has_none() {
     assert_eq!((limit(&service).await, hits().await), (2, 1.0), "an old limit is cached");
     until_counted(&service, "unchanged", 1).await;
     assert!(server.was_asked_with(1, "if-none-match: \"one\"\r\n"));
-    let large = format!("{{\"requests_per_unit\": 3{}}}", " ".repeat(5_000));
-    server.answer(Reply::Document { etag: "large", text: large });
+    for (number, bytes) in [(1, 5_000), (2, 10 << 20)] {
+        let large = format!("{{\"requests_per_unit\": 3{}}}", " ".repeat(bytes));
+        server.answer(Reply::Document { etag: "large", text: large });
+        service.advance(Duration::from_secs(10));
+        assert_eq!(limit(&service).await, 2);
+        until_counted(&service, "failed", number).await;
+        assert_eq!(limit(&service).await, 2);
+    }
+    server.answer(Reply::Document { etag: "garbage", text: "<html>".to_owned() });
     service.advance(Duration::from_secs(10));
     assert_eq!(limit(&service).await, 2);
-    until_counted(&service, "failed", 1).await;
+    until_counted(&service, "invalid", 1).await;
     assert_eq!(limit(&service).await, 2);
     server.answer(Reply::status("404 Not Found", ""));
     service.advance(Duration::from_secs(10));
