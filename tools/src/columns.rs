@@ -8,7 +8,7 @@ pub(crate) struct Columns {
     // `None` until the header is read.
     names: Option<Vec<String>>,
     // Made once, because its tables take ten times as long as a line.
-    reader: Reader,
+    reader: Box<Reader>,
     text: Vec<u8>,
     // The end of each value.
     ends: Vec<usize>,
@@ -18,7 +18,7 @@ impl Columns {
     /// Columns with these names, or those of the first line.
     pub(crate) fn new(names: Option<Vec<String>>) -> Self {
         // Its default reads nothing.
-        Self { names, reader: Reader::new(), text: Vec::new(), ends: Vec::new() }
+        Self { names, reader: Box::new(Reader::new()), text: Vec::new(), ends: Vec::new() }
     }
 
     /// The names, once they are known.

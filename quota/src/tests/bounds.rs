@@ -149,7 +149,7 @@ fn buckets_that_come_back_again_and_again_are_bounded_by_memory() {
                 stream.receive(&message).unwrap();
             }
         }
-        let most = (SETTINGS.memory / 2 / 1_536) as u64;
+        let most = SETTINGS.memory / 2 / 1_536;
         let now = taken() - before;
         assert!(100 < now && now <= most, "{now} of {most}");
         world.advance(18);
