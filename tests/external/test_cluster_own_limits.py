@@ -3,6 +3,7 @@
 import collections
 import json
 import random
+import subprocess
 import threading
 import time
 
@@ -10,7 +11,7 @@ import pytest
 
 from cluster import BACKUP_INTERVAL, LONG_FORWARD_BUDGET, LONG_TIMEOUT, Replica
 from load import Load
-from processes import http_call
+from processes import TOLLGATE, eventually, http_call
 from rls import descriptor
 
 RULES = """
@@ -108,13 +109,40 @@ def is_later(change, last):
     return last is None or change.version is None or change.version > last.version
 
 
-@pytest.mark.extended
-def test_limits_that_change_under_load_admit_no_more_than_they_allow(start_cluster, callers, tmp_path, monkeypatch):
+@pytest.fixture
+def token_file(tmp_path, monkeypatch):
     monkeypatch.setattr(Replica, "call", call_with_token)
     token = tmp_path / "token"
     token.write_text(f"{TOKEN}\n")
     token.chmod(0o600)
-    cluster = start_cluster(rules=RULES, flags=["--admin-token-file", str(token), *LONG_FORWARD_BUDGET])
+    return token
+
+
+def test_import_goes_on_after_a_replica_is_killed(start_cluster, token_file, tmp_path):
+    rows = 20_000
+    cluster = start_cluster(rules=RULES, flags=["--admin-token-file", str(token_file)])
+    path = tmp_path / "limits.csv"
+    lines = "".join(f"edge,tenant={number},{number}\n" for number in range(rows))
+    path.write_text(f"domain,descriptor,requests_per_unit\n{lines}")
+    asked, killed = cluster.replicas[0], cluster.replicas[-1]
+
+    def limits(*arguments):
+        return [str(TOLLGATE), "limits", *arguments, "--to", asked.http, "--token-file", str(token_file)]
+
+    with subprocess.Popen(limits("import", str(path)), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as importing:
+        eventually("some limits are set", lambda: killed.metric("tollgate_own_limits") > 100)
+        cluster.kill(killed)
+        out, error = importing.communicate(timeout=120)
+    assert (importing.returncode, out.decode().strip()) == (0, f"{rows} limits are set"), error
+    exported = subprocess.run(limits("export"), capture_output=True, text=True, timeout=60, check=True).stdout
+    numbers = (json.loads(line) for line in exported.splitlines())
+    found = {one["key"]["entries"][0]["value"]: one.get("requestsPerUnit") for one in numbers}
+    assert found == {str(number): str(number) for number in range(rows)}
+
+
+@pytest.mark.extended
+def test_limits_that_change_under_load_admit_no_more_than_they_allow(start_cluster, callers, token_file):
+    cluster = start_cluster(rules=RULES, flags=["--admin-token-file", str(token_file), *LONG_FORWARD_BUDGET])
     keys = [descriptor(("tenant", tenant)) for tenant in TENANTS]
     with (
         Changer(cluster) as changer,

@@ -151,6 +151,7 @@ EMPTY |= {"Connections to the control plane", "Responses of the control plane", 
 EMPTY |= {"Requests for the rules", "Age of the rules", "Copy of the rules"}
 # No store names limits.
 EMPTY |= {"Look-ups of limits", "Decisions by cached limits", "Keys with cached limits"}
+EMPTY |= {"Age of the store's last answer"}
 # The replicas serve no quotas.
 EMPTY |= {"Clients with quotas", "Reported requests", "Parts of limits", "Reports and assignments"}
 EMPTY |= {"Time until shares are adjusted", "Refused streams and buckets", "Memory of quotas"}

@@ -113,6 +113,10 @@ fn rule(descriptor: &Value, lines: &mut Vec<String>) {
             counter["before"]["remaining"],
             of["remaining"]
         ));
+        let is_of_key = of["limit_from"] == "set at run time" || of["limit_from"] == "the store";
+        if let Some(of_rule) = descriptor["rule"]["limit"].as_str().filter(|_| is_of_key) {
+            lines.push(format!("  the limit of the rule: {}", escaped(of_rule)));
+        }
         if let Some(stored) = of["stored_limit"].as_str() {
             lines.push(format!("  the limit that the store names: {}", escaped(stored)));
         }

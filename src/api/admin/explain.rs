@@ -285,9 +285,11 @@ fn not_chosen_reason(how: Option<MatchKind>, best: Option<MatchKind>) -> String 
 
 fn rule_json(rule: &Rule, part: &DescriptorExplanation<'_>) -> Value {
     let replaced_by: Vec<_> = part.replaced_by.iter().map(|rule| &*rule.path).collect();
+    let limit = rule.limit().map(|limit| rule_text::limit(limit, rule.displayed_limit.unit));
     json!({
         "path": &*rule.path,
         "name": rule.options().name,
+        "limit": limit.as_deref().unwrap_or("unlimited"),
         "at": rule.location.to_string(),
         "overlay": rule.options().overlay.as_ref().map(ToString::to_string),
         "shadow_mode": rule.shadow_mode,

@@ -44,8 +44,11 @@ async fn limit_at_a_url_decides_until_the_server_has_none() {
         ("rules.url.timeout", "5s"),
     ];
     let service = Service::start_with(RULES, &settings).await;
+    let answered = async || value(&page(&service).await, "tollgate_limit_store_answered_timestamp_seconds");
+    assert_eq!(answered().await, 0.0);
     let hits = async || value(&page(&service).await, "tollgate_limit_cache_hits_total");
     assert_eq!((limit(&service).await, hits().await), (2, 0.0), "the call waits");
+    assert!(answered().await > 0.0);
     assert!(server.was_asked_with(0, "get /of/shop/user%3dann%2f1 http/1.1\r\n"), "{:?}", server.heads());
     service.advance(Duration::from_secs(10));
     assert_eq!((limit(&service).await, hits().await), (2, 1.0), "an old limit is cached");

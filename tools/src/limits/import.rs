@@ -3,11 +3,14 @@
 use std::{
     fs,
     io::{IsTerminal as _, stderr},
+    ops::Range,
+    time::Duration,
 };
 
 use axum::http::Method;
 use clap::ArgMatches;
 use serde_json::{Value, json};
+use tokio::time::sleep;
 use tollgate_counter::printable;
 
 use crate::{
@@ -23,6 +26,17 @@ const BATCH_BYTES: usize = 2 * 1024 * 1024;
 /// The code of a limit that is not set because another one is invalid.
 const ABORTED: u64 = 10;
 
+/// The code of a limit whose owner, or the backup owner of it, has not confirmed it.
+const UNAVAILABLE: u64 = 14;
+/// The pauses before a batch is repeated of which limits are unavailable: longer than slots of a lost replica are.
+const PAUSES: [Duration; 5] = [
+    Duration::from_millis(250),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+];
+
 /// A file of limits.
 struct ImportFile<'t> {
     path: &'t str,
@@ -36,6 +50,13 @@ struct ImportFile<'t> {
 enum Pass {
     Check,
     Set,
+}
+
+/// Why a batch was not checked or set.
+struct BatchError {
+    why: String,
+    // Whether it may be done if it is repeated.
+    is_unavailable: bool,
 }
 
 /// Imports the file of the arguments.
@@ -76,7 +97,7 @@ impl<'t> ImportFile<'t> {
         while done < all {
             let end = self.end_of_batch(done);
             let set = tokio::select! {
-                set = self.batch(matches, pass, done..end) => set,
+                set = self.repeated_batch(matches, pass, done..end) => set,
                 () = interrupts.next() => Err("interrupted".to_owned()),
             };
             if shows_progress && (set.is_err() || end == all) {
@@ -102,18 +123,43 @@ impl<'t> ImportFile<'t> {
         begin + self.rows[begin..].iter().take(BATCH).take_while(fits).count()
     }
 
+    /// Checks or sets limits in one call, which is repeated while limits are unavailable.
+    async fn repeated_batch(
+        &mut self,
+        matches: &ArgMatches,
+        pass: Pass,
+        rows: Range<usize>,
+    ) -> Result<(), String> {
+        let mut pauses = PAUSES.into_iter();
+        loop {
+            let Err(BatchError { why, is_unavailable }) = self.batch(matches, pass, rows.clone()).await
+            else {
+                return Ok(());
+            };
+            match pauses.next() {
+                Some(pause) if is_unavailable => sleep(pause).await,
+                Some(_) | None => return Err(why),
+            }
+        }
+    }
+
     /// Checks or sets limits in one call. Each is set or none is, unless one cannot be reached or has no memory.
     async fn batch(
         &mut self,
         matches: &ArgMatches,
         pass: Pass,
-        rows: std::ops::Range<usize>,
-    ) -> Result<(), String> {
+        rows: Range<usize>,
+    ) -> Result<(), BatchError> {
+        let undone = |why| BatchError { why, is_unavailable: false };
         let rows = &self.rows[rows];
         let read = rows.iter().filter_map(|(_, line)| self.reader.read(line).transpose());
-        let limits = read.map(|limit| Ok(json!({"limit": limit?}))).collect::<Result<Vec<_>, String>>()?;
+        let limits = read
+            .map(|limit| Ok(json!({"limit": limit?})))
+            .collect::<Result<Vec<_>, String>>()
+            .map_err(undone)?;
         let body = json!({"limits": limits, "dryRun": pass == Pass::Check}).to_string();
-        let answer = admin_client::answer(matches, Method::POST, "/v1/limits/set", body).await?;
+        let answer =
+            admin_client::answer(matches, Method::POST, "/v1/limits/set", body).await.map_err(undone)?;
         let results = list(&answer["results"]);
         let is_own = |result: &&Value| result["error"]["code"] != ABORTED;
         let failed = || rows.iter().zip(results).filter(|(_, result)| result.get("error").is_some());
@@ -121,13 +167,15 @@ impl<'t> ImportFile<'t> {
         match worst {
             None => Ok(()),
             Some(((number, _), result)) => {
-                Err(format!("{}:{number}: {}", self.path, error(result).unwrap_or_default()))
+                let why = format!("{}:{number}: {}", self.path, error(result).unwrap_or_default());
+                let is_unavailable = failed().all(|(_, result)| result["error"]["code"] == UNAVAILABLE);
+                Err(BatchError { why, is_unavailable })
             }
         }
     }
 
     /// Why a batch was not checked or set, and what is set.
-    fn failed(&self, pass: Pass, rows: std::ops::Range<usize>, why: &str) -> String {
+    fn failed(&self, pass: Pass, rows: Range<usize>, why: &str) -> String {
         let line = |index: usize| self.rows[index].0;
         match pass {
             Pass::Check => format!("{why}; nothing is set"),
