@@ -47,8 +47,11 @@ use crate::{
 const JITTER: f64 = 0.2;
 /// Average maximum age of an HTTP connection. The current request is still answered.
 const HTTP_MAX_AGE: Duration = Duration::from_secs(5 * 60);
-/// Maximum size of all headers of a request, in bytes.
+/// Maximum size of all headers of a request over HTTP, in bytes.
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
+/// Maximum size of all headers of a gRPC call, in bytes: more than the 60 KiB that Envoy accepts of its clients, whose
+/// `tracestate` it passes on. Envoy lets a request pass whose call is refused.
+const CALL_HEADER_BYTES_MAX: u32 = 64 * 1024;
 /// Maximum size of the send buffer of a stream, in bytes.
 const SEND_BUFFER_BYTES_MAX: usize = 400 * 1024;
 /// HTTP/2 charges an unread small DATA frame with at most this many bytes. Each call may have two of them.
@@ -475,7 +478,7 @@ impl Protocols {
             .initial_connection_window_size(WINDOW_BYTES)
             .max_send_buffer_size(SEND_BUFFER_BYTES_MAX)
             .max_concurrent_streams(self.max_concurrent_streams)
-            .max_header_list_size(HEADER_BYTES_MAX)
+            .max_header_list_size(CALL_HEADER_BYTES_MAX)
             .data_frame_budget(2 * SMALL_FRAME_BYTES * self.streams())
             // A client that resets all its calls at once causes no more work than one that waits for the replies.
             .max_pending_accept_reset_streams(self.streams())

@@ -3,6 +3,9 @@
 use axum::http::HeaderMap;
 use opentelemetry::trace::{SpanContext, SpanId, TraceFlags, TraceId, TraceState};
 
+/// A longer `tracestate` is left out of spans, which wait in a queue. All are to pass on so much of it.
+const STATE_BYTES_MAX: usize = 512;
+
 /// The trace context of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ParentSpan {
@@ -35,7 +38,8 @@ fn w3c(headers: &HeaderMap) -> Option<SpanContext> {
         return None;
     }
     let sampled = u8::from_str_radix(flags, 16).is_ok_and(|flags| flags & 1 == 1);
-    let state = text(headers, "tracestate").and_then(|state| state.parse().ok());
+    let state = text(headers, "tracestate").filter(|state| state.len() <= STATE_BYTES_MAX);
+    let state = state.and_then(|state| state.parse().ok());
     context(trace, span, sampled, state.unwrap_or_default())
 }
 
@@ -110,6 +114,18 @@ mod tests {
                 parent(&[("traceparent", &format!("00-{TRACE}-{SPAN}-{flags}"))]),
                 span(TRACE, sampled)
             );
+        }
+    }
+
+    #[test]
+    fn span_has_the_trace_state_unless_it_is_long() {
+        let traceparent = format!("00-{TRACE}-{SPAN}-01");
+        let value = "x".repeat(200);
+        for (bytes, is_kept) in [(104, true), (105, false)] {
+            let state = format!("a={value},b={value},c={}", "x".repeat(bytes));
+            let given = [("traceparent", traceparent.as_str()), ("tracestate", state.as_str())];
+            let ParentSpan::Span(context) = parent(&given) else { panic!("no span") };
+            assert_eq!(context.trace_state().header().len(), if is_kept { state.len() } else { 0 });
         }
     }
 

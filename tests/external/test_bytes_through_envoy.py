@@ -2,7 +2,7 @@
 
 import pytest
 
-from bootstraps import bootstrap, header, rate_limit, route
+from bootstraps import bootstrap, header, rate_limit, route, typed
 from processes import run
 
 LIMITS = """
@@ -42,3 +42,21 @@ def test_header_beyond_utf8_is_limited_with_all_other_limits(
     assert run("explain", "--to", tollgate.admin, *shown).returncode == 2
     assert "0 left" in run("counters", "--to", tollgate.admin, *shown).stdout
     assert "now: 2 left" in run("counters", "--to", tollgate.admin, *shown, "--reset").stdout
+
+
+def test_trace_context_of_a_client_frees_it_of_no_limit(rule_file, start_tollgate, start_envoy, echo):
+    tollgate = start_tollgate(rule_file(LIMITS))
+    # No collector: spans are dropped, and calls have the trace context.
+    collector = {"grpc_service": {"envoy_grpc": {"cluster_name": "upstream"}}, "service_name": "edge"}
+    provider = typed("envoy.tracers.opentelemetry", "config.trace.v3.OpenTelemetryConfig", collector)
+    routes = [route("/", rate_limit(header("user")))]
+    fields = {"tracing": {"provider": provider}}
+    envoy = start_envoy(bootstrap([tollgate.grpc], echo.address, routes, manager_fields=fields))
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+    # Envoy accepts 60 KiB of headers.
+    for size in 100, 17_000, 60_000:
+        state = "a=" + "x" * size
+        codes = envoy.codes(4, x_user=f"user-{size}", traceparent=parent, tracestate=state)
+        assert codes == [200] * 2 + [429] * 2, f"{size} bytes"
+    assert envoy.statistic("cluster.upstream.ratelimit.error") == 0

@@ -90,11 +90,12 @@ impl Flood {
 }
 
 /// Calls that take as much memory of the server as they can.
-pub fn memory_floods() -> [Flood; 3] {
+pub fn memory_floods() -> [Flood; 4] {
     [
         flood("declared calls", declared_calls(900)),
         flood("unfinished calls", unfinished_calls(200)),
         flood("calls without window", calls_without_window(900)),
+        flood("calls with large headers", calls_with_large_headers(300)),
     ]
 }
 
@@ -144,6 +145,19 @@ fn unfinished_calls(calls: u32) -> Vec<u8> {
 /// Calls whose replies are blocked by flow control.
 fn calls_without_window(calls: u32) -> Vec<u8> {
     [frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]), (0..calls).flat_map(complete_call).collect()].concat()
+}
+
+/// Calls with as many headers as they may have, without a message.
+fn calls_with_large_headers(calls: u32) -> Vec<u8> {
+    // A literal with a value of 15,000 bytes.
+    let literal = [&[0, 1, b'a', 0x7f, 0x99, 0x74][..], &[b'x'; 15_000]].concat();
+    let head = [request_headers("POST", METHOD, "application/grpc"), literal.clone()].concat();
+    let call = |call| {
+        let more = frame(CONTINUATION, 0, stream(call), &literal);
+        let last = frame(CONTINUATION, END_HEADERS, stream(call), &literal);
+        [frame(HEADERS, 0, stream(call), &head), more.repeat(2), last].concat()
+    };
+    (0..calls).flat_map(call).collect()
 }
 
 fn complete_call(call: u32) -> Vec<u8> {

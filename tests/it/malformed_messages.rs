@@ -181,7 +181,7 @@ async fn deeply_nested_json_and_large_headers_are_refused() {
     assert_eq!(refused.await.unwrap().code, 431);
 
     let mut large = tonic::Request::new(sample_request());
-    large.metadata_mut().insert("x-large", "x".repeat(20_000).parse().unwrap());
+    large.metadata_mut().insert("x-large", "x".repeat(70_000).parse().unwrap());
     let mut client = service.client().await;
     let refused = timeout(Duration::from_secs(20), client.should_rate_limit(large)).await.unwrap();
     assert!(refused.is_err());

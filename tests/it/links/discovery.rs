@@ -122,3 +122,17 @@ async fn repeated_dials_of_one_address_open_one_connection() {
     two.until_received(one.id(), 1).await;
     assert_eq!(proxy.connections.load(SeqCst), 1);
 }
+
+#[tokio::test]
+async fn dials_beyond_their_bound_are_counted_and_later_ones_link() {
+    let (one, two) = (Replica::start(&[]).await, Replica::start(&[]).await);
+    let refused = || one.links.stats().commands_refused.get();
+    // No task runs between these dials, to a port that refuses connections.
+    (0..2_000).for_each(|number| one.links.dial(&format!("127.1.{}.{}:1", number / 250, number % 250)));
+    assert_eq!(refused(), 2_000 - 1_024);
+    until(async || {
+        one.links.dial(&two.address());
+        (one.links.stats().links_up() == 1).then_some(())
+    })
+    .await;
+}
