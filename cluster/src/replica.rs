@@ -14,10 +14,10 @@ use tokio::{
 };
 use tokio_util::bytes::Bytes;
 use tollgate_counter::{
-    lock::Lock,
+    lock::{Lock, lock},
     time::{Clock, ClockReading, SECOND, Stopwatch, Timestamp},
 };
-use tollgate_remote::{LocalShare, lock};
+use tollgate_remote::LocalShare;
 use tollgate_rules::ActiveRules;
 use tollgate_store::{
     Lead, Memory, Slot, SlotSource, StoredSlot,

@@ -1,8 +1,8 @@
-//! The lock of counters, and what a panic under it means.
+//! Locks, and what a panic under them means.
 
 use std::{
     process,
-    sync::{Mutex, MutexGuard, TryLockError},
+    sync::{Mutex, MutexGuard, PoisonError, TryLockError},
 };
 
 /// A lock of what would count wrongly if a panic left it half-changed. After such a panic, its next use ends the process:
@@ -34,6 +34,12 @@ impl<T> Lock<T> {
             Err(TryLockError::Poisoned(_)) => half_changed(),
         }
     }
+}
+
+/// Locks without regard to a panic elsewhere: every change leaves the content consistent.
+#[inline]
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cold]

@@ -3,11 +3,12 @@
 use std::{
     collections::{HashMap, VecDeque},
     hash::{DefaultHasher, Hash as _, Hasher as _},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::Duration,
 };
 
 use tollgate_counter::{
+    lock::lock,
     resilience::{CALLER_SHARE, CallerOrigin, SharedUse},
     time::Timestamp,
 };
@@ -107,7 +108,7 @@ impl QuotaMemory {
 
     fn uses(&self, now: Timestamp) -> MutexGuard<'_, Uses> {
         // Each change is whole before anything can panic.
-        let mut uses = self.uses.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uses = lock(&self.uses);
         while let Some(MemoryRelease { caller, bytes, .. }) =
             uses.ending.pop_front_if(|first| first.at <= now)
         {

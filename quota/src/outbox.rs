@@ -4,12 +4,13 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use futures_util::task::AtomicWaker;
+use tollgate_counter::lock::lock;
 
 use crate::bucket::QuotaAction;
 
@@ -34,7 +35,7 @@ impl Outbox {
     /// Adds actions from another stream or task.
     pub(super) fn push(&self, actions: impl Iterator<Item = (u32, QuotaAction)>) {
         {
-            let mut all = self.lock();
+            let mut all = lock(&self.actions);
             actions.for_each(|(bucket, action)| add(&mut all, bucket, action));
         }
         self.waker.wake();
@@ -42,17 +43,17 @@ impl Outbox {
 
     /// Adds an action from the stream itself, which sends it next.
     pub(super) fn add(&self, bucket: u32, action: QuotaAction) {
-        add(&mut self.lock(), bucket, action);
+        add(&mut lock(&self.actions), bucket, action);
     }
 
     /// Removes what is for a bucket.
     pub(super) fn remove(&self, bucket: u32) {
-        self.lock().remove(&bucket);
+        lock(&self.actions).remove(&bucket);
     }
 
     /// Removes the first actions, at most `max`.
     pub(super) fn take(&self, max: usize) -> Vec<(u32, QuotaAction)> {
-        let mut actions = self.lock();
+        let mut actions = lock(&self.actions);
         std::iter::from_fn(|| actions.pop_first()).take(max).collect()
     }
 
@@ -70,11 +71,6 @@ impl Outbox {
     /// Whether the buckets are to be looked up again, from now on.
     pub(super) fn take_new_rules(&self) -> bool {
         self.has_new_rules.swap(false, Ordering::AcqRel)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, QuotaAction>> {
-        // Every change leaves the map consistent, so a poisoned lock is harmless.
-        self.actions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

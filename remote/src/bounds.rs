@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use tollgate_counter::resilience::{Caller, Overloaded};
-
-use crate::lock;
+use tollgate_counter::{
+    lock::lock,
+    resilience::{Caller, Overloaded},
+};
 
 /// The most checks in one call.
 const CHECKS_PER_CALL_MAX: usize = 1_024;

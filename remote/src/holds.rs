@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use tollgate_counter::{
     algorithm::Decision,
     descriptor::Key,
+    lock::lock,
     resilience::{Caller, Overloaded},
 };
 use tollgate_store::{
@@ -14,7 +15,7 @@ use tollgate_store::{
 };
 
 use crate::{
-    COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Remote, RemoteOutcome, SubmissionMode, lock, rounds,
+    COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Remote, RemoteOutcome, SubmissionMode, rounds,
 };
 
 /// Why counters elsewhere have not held or settled anything for good.

@@ -6,7 +6,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use tollgate_counter::{
     algorithm::Limit,
     descriptor::Key,
+    lock::lock,
     resilience::{Caller, Overloaded, budget},
     time::Stopwatch,
 };
@@ -351,8 +352,3 @@ fn decisions(outcomes: &[RemoteOutcome]) -> CounterOutcomes {
 
 #[cfg(test)]
 mod tests;
-
-/// Locks without regard to a panic elsewhere: every change leaves the content consistent.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -6,10 +6,10 @@ use std::{
 };
 
 use tollgate_counter::{
+    lock::lock,
     packed_counter::Now,
     time::{Clock, Stopwatch, Timestamp},
 };
-use tollgate_remote::lock;
 use tollgate_store::Lead;
 
 /// The offset is the largest of this span and the one before, so that a local clock that runs too fast does not carry

@@ -10,7 +10,7 @@ use std::{
 };
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
-use tollgate_remote::lock;
+use tollgate_counter::lock::lock;
 use tracing::{info, warn};
 
 /// Why a batch has no answer.

@@ -14,13 +14,12 @@ use smallvec::SmallVec;
 use tokio::sync::{Semaphore, oneshot};
 use tollgate_counter::{
     descriptor::Key,
+    lock::lock,
     metrics::Histogram,
     resilience::BreakerState,
     time::{Stopwatch, Timestamp},
 };
-use tollgate_remote::{
-    Admitted, CounterCheck, CounterChecks, LATE_MAX, MEMORY_DIVISOR, SubmissionMode, lock,
-};
+use tollgate_remote::{Admitted, CounterCheck, CounterChecks, LATE_MAX, MEMORY_DIVISOR, SubmissionMode};
 use tollgate_store::{Check, CounterOperation, HoldOutcome, OperationOutcome};
 
 use crate::{

@@ -29,7 +29,7 @@ use tokio::{
     task::JoinSet,
 };
 use tokio_rustls::TlsConnector;
-use tollgate_remote::lock;
+use tollgate_counter::lock::lock;
 
 use crate::failure::within;
 

@@ -6,10 +6,11 @@ use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
 };
 
 use tollgate_counter::{
+    lock::lock,
     printable,
     time::{SECOND, Timestamp},
 };
@@ -96,7 +97,7 @@ impl FailedCalls {
         let method = method_of(call.path);
         let second = second_of(now);
         let peer = call.peer.map(|peer| peer.ip());
-        let mut each = self.lock();
+        let mut each = lock(&self.each);
         let failures = each.entry((method, call.reason)).or_insert_with(|| Failures {
             total: 0,
             code: call.code,
@@ -124,13 +125,16 @@ impl FailedCalls {
 
     /// Method, reason and number of failed calls.
     pub(super) fn totals(&self) -> Vec<([&'static str; 2], u64)> {
-        self.lock().iter().map(|((method, reason), failures)| ([*method, *reason], failures.total)).collect()
+        lock(&self.each)
+            .iter()
+            .map(|((method, reason), failures)| ([*method, *reason], failures.total))
+            .collect()
     }
 
     /// The failures of the last minute, the most frequent ones first.
     pub(super) fn recent(&self, now: Timestamp) -> Vec<RecentFailures> {
         let mut recent = Vec::new();
-        for (&(method, reason), failures) in &mut *self.lock() {
+        for (&(method, reason), failures) in &mut *lock(&self.each) {
             let code = failures.code;
             let peer = failures.peer;
             let calls = failures.last_minute.sum(second_of(now));
@@ -140,10 +144,6 @@ impl FailedCalls {
         }
         recent.sort_by_key(|failures| std::cmp::Reverse(failures.calls));
         recent
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(&'static str, &'static str), Failures>> {
-        self.each.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
@@ -16,6 +16,7 @@ use tokio::sync::Notify;
 use tollgate_counter::{
     algorithm::Operation,
     descriptor::{self, Entry, KeyText, Secret},
+    lock::lock,
     time::Timestamp,
 };
 use tollgate_limiter::limiter::{ActiveView, Descriptor, Limiter, Request};
@@ -50,6 +51,7 @@ pub struct Recorder {
     allowed: RecordedValues,
     // Whether there is a recording, so that a request without one costs a load.
     is_recording: AtomicBool,
+    // Requests are added whole or not at all.
     recording: Mutex<Option<RecordingState>>,
     is_stopped: AtomicBool,
     // A request, or the stop.
@@ -158,7 +160,7 @@ impl Recorder {
         if values > self.allowed {
             return Err(RecordError::PlainNotAllowed);
         }
-        let mut recording = self.lock();
+        let mut recording = lock(&self.recording);
         if recording.is_some() {
             return Err(RecordError::Busy);
         }
@@ -187,7 +189,7 @@ impl Recorder {
     #[cold]
     fn add(&self, request: &Request<'_>, view: &ActiveView<'_>) {
         let Some(bytes) = Charges::bytes(request) else { return };
-        match &mut *self.lock() {
+        match &mut *lock(&self.recording) {
             Some(state) if view.now() < state.until => {
                 if state.waiting_bytes + bytes > WAITING_BYTES_MAX {
                     state.left_out += 1;
@@ -198,15 +200,10 @@ impl Recorder {
             Some(_) | None => return,
         }
         let charges = Charges::from_request(request, view.now(), bytes);
-        if let Some(state) = &mut *self.lock() {
+        if let Some(state) = &mut *lock(&self.recording) {
             state.waiting.push_back(charges);
         }
         self.arrived.notify_one();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<RecordingState>> {
-        // Requests are added whole or not at all.
-        self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -224,7 +221,7 @@ impl Recording {
 
     /// The lines of a portion, with hashes that match the active rules as their values do.
     pub(super) fn lines(&self, requests: Vec<Charges>, limiter: &Limiter) -> Vec<u8> {
-        let secret = self.recorder.lock().as_ref().and_then(|state| state.secret.clone());
+        let secret = lock(&self.recorder.recording).as_ref().and_then(|state| state.secret.clone());
         let mut lines = Vec::new();
         for request in &requests {
             // Infallible: it has only texts and numbers.
@@ -233,7 +230,7 @@ impl Recording {
                 lines.push(b'\n');
             }
         }
-        if let Some(state) = &mut *self.recorder.lock() {
+        if let Some(state) = &mut *lock(&self.recorder.recording) {
             state.requests += requests.len() as u64;
         }
         lines
@@ -247,7 +244,7 @@ impl Recording {
             lines.append(&mut self.lines(portion, limiter));
         }
         // Only the drop of `self` makes room for another recording, which it would end otherwise.
-        let recording = self.recorder.lock();
+        let recording = lock(&self.recorder.recording);
         let Some(RecordingState { requests, left_out, .. }) = &*recording else { return lines };
         let summary =
             json!({"recording": {"requests": requests, "left_out": left_out, "values": self.values}});
@@ -257,7 +254,7 @@ impl Recording {
 
     /// The first requests, until they have so many bytes; `None` if there are none.
     fn take(&self, bytes: usize) -> Option<Vec<Charges>> {
-        let mut recording = self.recorder.lock();
+        let mut recording = lock(&self.recorder.recording);
         let state = recording.as_mut()?;
         let mut portion = Vec::new();
         let mut taken = 0;
@@ -276,7 +273,7 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         self.recorder.is_recording.store(false, Relaxed);
-        *self.recorder.lock() = None;
+        *lock(&self.recorder.recording) = None;
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::{
 };
 use tollgate_counter::{
     descriptor::Secret,
+    lock::lock,
     time::{Clock, Timestamp},
 };
 use tollgate_rules::BackgroundPriority;
@@ -90,7 +91,7 @@ impl Persistence {
         let read = Self::read(&settings, memory.slots(), now, |stored| {
             let stored = StoredSlot { data: stored.data.without_idle(now), ..stored };
             if !stored.data.is_empty() {
-                all.lock().unwrap_or_else(PoisonError::into_inner).push(stored);
+                lock(&all).push(stored);
             }
         });
         let mut all = all.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -200,7 +201,7 @@ impl Persistence {
             self.urgent.fetch_add(1, Relaxed);
         }
         let written = spawn_blocking(move || {
-            let _one_at_a_time = persistence.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            let _one_at_a_time = lock(&persistence.writing);
             if is_urgent {
                 persistence.urgent.fetch_sub(1, Relaxed);
             }

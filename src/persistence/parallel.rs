@@ -3,14 +3,14 @@
 use std::{
     num::NonZero,
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         mpsc::{self, Receiver, RecvTimeoutError, Sender},
     },
     thread::{self, Scope},
     time::Duration,
 };
 
-use tollgate_counter::time::Stopwatch;
+use tollgate_counter::{lock::lock, time::Stopwatch};
 use tollgate_rules::{BackgroundPriority, set_idle_priority};
 
 /// The maximum number of threads. More threads would only wait for the file.
@@ -63,7 +63,7 @@ fn start<'scope, T: Send + 'scope, R: Send + 'scope>(
         if priority == BackgroundPriority::Idle {
             set_idle_priority();
         }
-        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let next = || lock(queue).recv();
         while let Ok(item) = next() {
             if results.send(map(item)).is_err() {
                 return;

@@ -7,12 +7,13 @@
 use std::{
     future::Future,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
 
 use tokio::{sync::Notify, time::Instant};
+use tollgate_counter::lock::lock;
 
 /// The open connections of one listener.
 // Invariant: contains every open connection; closed ones are removed when the next one opens.
@@ -116,11 +117,6 @@ impl Drop for RequestActivity {
             state.running -= 1;
         }
     }
-}
-
-/// Poison is ignored: each change is complete before anything can panic.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -8,13 +8,14 @@ use std::{
     collections::BTreeMap,
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
 };
 
 use futures_util::task::AtomicWaker;
+use tollgate_counter::lock::lock;
 
 /// Maximum of bytes of incomplete calls on one connection: one message of the maximum size. Beyond it only the oldest
 /// call gets window.
@@ -99,16 +100,12 @@ impl RequestBytes {
 
     /// Current bytes of calls that are incomplete or wait.
     pub(super) fn bytes(&self) -> usize {
-        self.calls().bytes + self.held.load(Relaxed)
-    }
-
-    fn calls(&self) -> MutexGuard<'_, IncompleteCalls> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.calls).bytes + self.held.load(Relaxed)
     }
 
     fn begin(&self, bytes: usize) -> (u64, Arc<RejectionSignal>) {
         let rejection = Arc::<RejectionSignal>::default();
-        let mut calls = self.calls();
+        let mut calls = lock(&self.calls);
         calls.begun += 1;
         let number = calls.begun;
         calls.by_number.insert(number, IncompleteCall { bytes: 0, rejection: rejection.clone() });
@@ -119,7 +116,7 @@ impl RequestBytes {
 
     /// Adds `bytes` to a call, and rejects the oldest calls while the budget is exceeded.
     fn grow(&self, number: u64, bytes: usize) {
-        let mut calls = self.calls();
+        let mut calls = lock(&self.calls);
         // A rejected call is no longer counted.
         let Some(call) = calls.by_number.get_mut(&number) else { return };
         call.bytes += bytes;
@@ -140,7 +137,7 @@ impl RequestBytes {
 
     /// Ends the accounting of an incomplete call. Returns the bytes that were counted.
     fn end(&self, number: u64) -> usize {
-        let mut calls = self.calls();
+        let mut calls = lock(&self.calls);
         let bytes = calls.by_number.remove(&number).map_or(0, |call| call.bytes);
         calls.bytes -= bytes;
         bytes
@@ -155,7 +152,7 @@ impl ConnectionBytes {
     /// Begins the accounting of an incomplete call with a head of `head` bytes.
     pub(super) fn share(&self, head: usize) -> Share {
         let (number, rejection) = self.process.begin(CALL_BYTES + head);
-        self.windows().by_number.insert(number, 0);
+        lock(&self.windows).by_number.insert(number, 0);
         Share { connection: self.clone(), number, rejection, withheld: 0 }
     }
 
@@ -167,11 +164,7 @@ impl ConnectionBytes {
 
     /// Received bytes whose window is not released yet.
     pub(super) fn withheld(&self) -> usize {
-        self.windows().withheld
-    }
-
-    fn windows(&self) -> MutexGuard<'_, Windows> {
-        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.windows).withheld
     }
 }
 
@@ -179,7 +172,7 @@ impl Share {
     /// Counts received bytes. Their window is withheld until [`Share::poll_window`] returns it.
     pub(super) fn receive(&mut self, bytes: usize) {
         self.withheld += bytes;
-        let mut windows = self.connection.windows();
+        let mut windows = lock(&self.connection.windows);
         windows.bytes += bytes;
         windows.withheld += bytes;
         *windows.by_number.entry(self.number).or_default() += bytes;
@@ -192,7 +185,7 @@ impl Share {
         if self.withheld == 0 {
             return Poll::Ready(0);
         }
-        let mut windows = self.connection.windows();
+        let mut windows = lock(&self.connection.windows);
         let is_oldest = windows.by_number.first_key_value().is_some_and(|(number, _)| *number == self.number);
         if !is_oldest && windows.bytes > CONNECTION_BYTES_MAX {
             windows.waiting.push(cx.waker().clone());
@@ -223,7 +216,7 @@ impl Drop for WaitingCallBytes {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut windows = self.connection.windows();
+        let mut windows = lock(&self.connection.windows);
         let bytes = windows.by_number.remove(&self.number).unwrap_or_default();
         windows.bytes -= bytes;
         windows.withheld -= self.withheld;

@@ -4,7 +4,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{
             AtomicU8,
             Ordering::{AcqRel, Acquire},
@@ -12,6 +12,8 @@ use std::{
     },
     task::{Context, Poll, Wake, Waker},
 };
+
+use tollgate_counter::lock::lock;
 
 // States of a filter.
 const IDLE: u8 = 0;
@@ -37,14 +39,8 @@ impl Wake for WakeState {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if self.state.swap(WOKEN, AcqRel) == IDLE {
-            self.task().as_ref().inspect(|task| task.wake_by_ref());
+            lock(&self.task).as_ref().inspect(|task| task.wake_by_ref());
         }
-    }
-}
-
-impl WakeState {
-    fn task(&self) -> MutexGuard<'_, Option<Waker>> {
-        self.task.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -63,7 +59,7 @@ impl WakeFilter {
     /// Whether it was woken since [`WakeFilter::end_poll`]. Registers the task of `cx` for later wakes.
     pub(super) fn is_woken(&mut self, cx: &Context<'_>) -> bool {
         if !self.task.as_ref().is_some_and(|task| task.will_wake(cx.waker())) {
-            *self.shared.task() = Some(cx.waker().clone());
+            *lock(&self.shared.task) = Some(cx.waker().clone());
             self.task = Some(cx.waker().clone());
         }
         self.shared.state.load(Acquire) == WOKEN

@@ -4,9 +4,10 @@ use std::{
     collections::HashMap,
     fmt,
     num::NonZeroU16,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex, atomic::AtomicU64, atomic::Ordering::Relaxed},
 };
 
+use tollgate_counter::lock::lock;
 use tracing::{Event, Level, Metadata, Subscriber, callsite::Identifier};
 use tracing_subscriber::{
     fmt::{FmtContext, FormatEvent, FormatFields, format::Writer},
@@ -53,7 +54,7 @@ impl<F, S: Fn() -> u64> CallSiteLimit<F, S> {
             return Some(0);
         }
         let second = (self.second)();
-        let mut call_sites = self.call_sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut call_sites = lock(&self.call_sites);
         let sample = call_sites.entry(metadata.callsite()).or_insert_with(|| Sampler::new(PER_SECOND_MAX));
         let taken = sample.take(second);
         if taken.is_none() {

@@ -4,12 +4,13 @@ use std::{
     io::{self, IsTerminal, stderr},
     num::NonZeroU16,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use tollgate_counter::lock::lock;
 use tracing::{Subscriber, level_filters::LevelFilter};
 use tracing_subscriber::{
     Layer, Registry,
@@ -150,13 +151,13 @@ impl Default for LogControl {
 impl LogControl {
     /// The current level.
     pub fn level(&self) -> String {
-        self.level.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.level).clone()
     }
 
     /// Sets the level and returns the previous one.
     pub fn set_level(&self, level: &str) -> Result<String, LogError> {
         let filter = filter(level)?;
-        let mut current = self.level.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.level);
         self.handle.reload(filter).map_err(|_| LogError::Detached)?;
         Ok(std::mem::replace(&mut *current, level.to_owned()))
     }

@@ -27,7 +27,7 @@ const DOORS: [(&str, &str); 13] = [
         "remote",
         "Admitted COUNTER_ONLY CounterCheck CounterChecks DecidedBy LATE_MAX LocalShare LocalShareBasis \
           MEMORY_DIVISOR OpenChecks Outcomes OwnLimits Remote RemoteExtent RemoteHoldError RemoteOutcome \
-          RemoteOutcomes ReplicaShare SentId Submission SubmissionMode Submit answered lock refund_operations \
+          RemoteOutcomes ReplicaShare SentId Submission SubmissionMode Submit answered refund_operations \
           refunded reserve_operations rounds settle_operations settled withdrawals",
     ),
     (

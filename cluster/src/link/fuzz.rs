@@ -20,9 +20,9 @@ use tokio_util::{
 };
 use tollgate_counter::{
     files::fuzz::temporary,
+    lock::lock,
     time::{Clock, SECOND, Timestamp},
 };
-use tollgate_remote::lock;
 
 use crate::{
     Departure, MemberId, Trust,

@@ -7,8 +7,7 @@ use std::{
 };
 
 use tokio::sync::{mpsc, oneshot, watch};
-use tollgate_counter::time::Clock;
-use tollgate_remote::lock;
+use tollgate_counter::{lock::lock, time::Clock};
 use tracing::debug;
 
 use crate::{

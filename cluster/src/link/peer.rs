@@ -11,7 +11,7 @@ use std::{
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use futures_util::task::AtomicWaker;
-use tollgate_remote::lock;
+use tollgate_counter::lock::lock;
 use tracing::{error, info};
 
 use crate::{

@@ -13,8 +13,7 @@ use tokio::{
     sync::oneshot,
     time::{sleep, timeout},
 };
-use tollgate_counter::time::Stopwatch;
-use tollgate_remote::lock;
+use tollgate_counter::{lock::lock, time::Stopwatch};
 use tracing::{info, warn};
 
 use crate::link::{

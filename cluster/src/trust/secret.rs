@@ -8,7 +8,7 @@
 
 use std::{
     error::Error,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -27,7 +27,10 @@ use rustls::{
     pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
     sign::CertifiedKey,
 };
-use tollgate_counter::time::{Clock, SECOND, Timestamp};
+use tollgate_counter::{
+    lock::lock,
+    time::{Clock, SECOND, Timestamp},
+};
 
 use crate::trust::identity::TlsConfigs;
 
@@ -127,7 +130,7 @@ fn authority_key(secret: &[u8]) -> Result<PrivatePkcs8KeyDer<'static>, Box<dyn E
     let mut seed = [0; 32];
     {
         // The lock guards no data, so a poisoned lock is harmless.
-        let _one_at_a_time = DERIVING.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = lock(&DERIVING);
         argon2.hash_password_into(secret, SALT, &mut seed)?;
     }
     let key = Ed25519KeyPair::from_seed_unchecked(&seed)?;

@@ -1,11 +1,14 @@
 //! Examples of what callers send and no rule matches, for `/doctor`.
 
 use std::sync::{
-    Mutex, PoisonError,
+    Mutex,
     atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use tollgate_counter::descriptor::{Entry, OwnedEntry};
+use tollgate_counter::{
+    descriptor::{Entry, OwnedEntry},
+    lock::lock,
+};
 
 /// The maximum number of examples.
 const KEPT_MAX: usize = 16;
@@ -61,7 +64,7 @@ impl Examples {
 
     /// The examples that are `current`. The other ones are dropped, and requests are compared again.
     pub fn each(&self, current: impl Fn(&Example) -> bool) -> Vec<Example> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&self.kept);
         kept.retain(current);
         self.attempts_left.store(ATTEMPTS_MAX, Relaxed);
         kept.clone()

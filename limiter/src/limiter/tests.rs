@@ -11,12 +11,13 @@ use super::*;
 use tollgate_counter::{
     algorithm::Operation,
     descriptor::{Entry, Secret},
+    lock::lock,
     resilience::Caller,
     time::{SECOND, Timestamp},
 };
 use tollgate_remote::{
     CounterChecks, DecidedBy, LocalShare, LocalShareBasis, Outcomes, RemoteOutcome, Submission,
-    SubmissionMode, Submit, lock,
+    SubmissionMode, Submit,
 };
 use tollgate_rules::Rules;
 use tollgate_store::OnFull;

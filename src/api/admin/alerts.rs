@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -11,6 +11,7 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep},
 };
+use tollgate_counter::lock::lock;
 use tollgate_wire::finding::{
     DoctorFinding,
     FindingLevel::{self, Error, Warning},
@@ -377,7 +378,7 @@ impl AlertHistory {
 
     fn add(&self, now: Instant, mut values: MetricValues) {
         values.retain(|series, value| *value != 0.0 && CHECKS.iter().any(|check| check.reads(series)));
-        let AlertSamples(samples) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let AlertSamples(samples) = &mut *lock(&self.0);
         while samples.front().is_some_and(|(at, _)| now.duration_since(*at) > HISTORY + SAMPLE_INTERVAL) {
             samples.pop_front();
         }
@@ -390,7 +391,7 @@ impl AlertHistory {
     }
 
     fn findings_at(&self, now: Instant, values: &MetricValues) -> Vec<DoctorFinding> {
-        let samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let samples = lock(&self.0);
         CHECKS.iter().filter_map(|check| check.finding(now, values, &samples)).collect()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use axum::{
@@ -12,6 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use siphasher::sip128::SipHasher13;
+use tollgate_counter::lock::lock;
 use tollgate_net::private_file;
 use tracing::{debug, error};
 
@@ -65,7 +66,7 @@ impl Token {
     /// Whether `headers` show the token that was read last, if it is too long to be guessed. The file may have another
     /// one by now.
     pub(in crate::api) fn is_last_long(&self, headers: &HeaderMap) -> bool {
-        let last = *self.last_long.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *lock(&self.last_long);
         last.is_some() && presented(headers).map(|presented| self.hash(presented)) == last
     }
 
@@ -77,7 +78,7 @@ impl Token {
         let known = read.map_err(|error| unusable(&error))?.map_err(|error| unusable(&error))?;
         let hash = self.hash(&known);
         let long = (known.len() >= LONG_BYTES).then_some(hash);
-        *self.last_long.lock().unwrap_or_else(PoisonError::into_inner) = long;
+        *lock(&self.last_long) = long;
         let is_valid = presented(headers).is_some_and(|presented| self.hash(presented) == hash);
         if is_valid { Ok(()) } else { Err(AccessError::Refused) }
     }

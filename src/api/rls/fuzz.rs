@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     fmt::{self, Display, Formatter},
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex},
     time::Duration,
 };
 
@@ -13,7 +13,7 @@ use tokio::{
     time::{sleep, timeout as within},
 };
 use tollgate_cluster::{Cluster, Trust, link};
-use tollgate_counter::{files::fuzz::temporary, resilience::Caller, time::Clock};
+use tollgate_counter::{files::fuzz::temporary, lock::lock, resilience::Caller, time::Clock};
 use tollgate_limiter::limiter::{Limiter, LimiterError, RequestError};
 use tollgate_remote::Remote;
 use tollgate_rules::ActiveRules;
@@ -86,7 +86,7 @@ fn check_reply(request: &RateLimitRequest, reply: &CallReply) {
 
 /// A message whose counters are partly owned by another replica: it is decided as a replica without others would.
 pub fn remote_rls(message: &[u8]) {
-    let mut current = REPLICAS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut current = lock(&REPLICAS);
     let replicas = current.get_or_insert_with(Replicas::start);
     let call = Call {
         method: Method::ShouldRateLimit,

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         mpsc::{self, RecvTimeoutError},
     },
     thread,
@@ -10,7 +10,7 @@ use std::{
 };
 
 use tokio::{sync::Semaphore, task::JoinSet, time::timeout};
-use tollgate_counter::time::Stopwatch;
+use tollgate_counter::{lock::lock, time::Stopwatch};
 use tonic::Code;
 
 use crate::bench::{
@@ -224,11 +224,6 @@ impl NextRequest {
         }
         Some(BenchRequest { content: self.traffic.next(), from, measured })
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic leaves valid counts: they are consistent at any time.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Releases requests when they are due, until the sender is dropped. On a thread, because the runtime's timers have

@@ -5,7 +5,7 @@ use std::{
     collections::VecDeque,
     convert::Infallible,
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -23,7 +23,10 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep, timeout_at},
 };
-use tollgate_counter::time::{Stopwatch, Timestamp};
+use tollgate_counter::{
+    lock::lock,
+    time::{Stopwatch, Timestamp},
+};
 use tracing::error;
 
 use crate::api::admin::{
@@ -126,7 +129,7 @@ impl Live {
                             self.latest.send_replace(Latest::Line(line.into()));
                         }
                         if is_due {
-                            self.history().push(&point);
+                            lock(&self.history).push(&point);
                         }
                     }
                     Err(error) => {
@@ -145,10 +148,6 @@ impl Live {
         }
     }
 
-    fn history(&self) -> MutexGuard<'_, PageHistory> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The points so far and the samples from now on; `None` if too many pages are open.
     fn open(&self) -> Option<OpenPage> {
         let permit = self.permits.clone().try_acquire_owned().ok()?;
@@ -157,7 +156,7 @@ impl Live {
         latest.mark_changed();
         self.opened.notify_one();
         Some(OpenPage {
-            history: Some(self.history().line()),
+            history: Some(lock(&self.history).line()),
             latest,
             end: Instant::now() + STREAM_TIME,
             _permit: permit,
