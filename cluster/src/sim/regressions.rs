@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::sim::{
     Step::{
-        self, Cut, CutOneWay, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, Mixed, Pass, Resume, Rules,
+        self, Cut, CutOneWay, Delay, Drain, Freeze, Heal, Hold, Hot, Kill, Mixed, Own, Pass, Resume, Rules,
         Settle, Start, Store, Stranger, Thaw, Traffic,
     },
     record::Faults,
@@ -74,6 +74,14 @@ fn copy_of_a_recovery_is_dropped_when_the_slot_has_an_owner() {
     let cut = [CutOneWay(vec![0]), millis(1_123), Drain(2), millis(13_167), Heal, millis(254)];
     let script = [&begin[..], &cut].concat();
     holds(0..10, &script, Faults::Partition { minority: 1, members: 2 });
+}
+
+#[test]
+fn majority_ends_with_the_member_that_leaves_during_a_cut() {
+    let begin = [Start(2), Settle, Mixed(124), Hold(30), Own(60), millis(138), Start(1), millis(171)];
+    let leave = [Delay(25), millis(86), Drain(0), millis(197), millis(341), Rules(3), millis(237), Settle];
+    let cut = [Cut(vec![2]), millis(12_541), Heal, millis(143)];
+    holds(1_341..1_342, &[&begin[..], &leave, &cut].concat(), Faults::Partition { minority: 1, members: 2 });
 }
 
 #[test]

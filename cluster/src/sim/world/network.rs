@@ -7,10 +7,11 @@ use tollgate_store::Slot;
 
 use crate::{
     Departure,
+    message::MemberState,
     sim::{
         keys,
         record::{LateCopy, NetworkCut},
-        world::{Link, MILLISECOND, NODE_SETTINGS, REGION_DELAY, Sent, World},
+        world::{Link, MILLISECOND, NODE_SETTINGS, Process, REGION_DELAY, Sent, World},
     },
     wire,
 };
@@ -25,20 +26,32 @@ impl World {
         self.is_cut_one_way = is_one_way;
         self.note_fault(None);
         // The side without a majority notices that it hears too few members. If the other side still hears it, its owners
-        // go on until their slots are claimed: see `observe`.
-        let side = |number: &&usize| self.cut.contains(*number);
-        let (cut, rest): (Vec<usize>, Vec<usize>) = self.processes.keys().partition(side);
-        let first = self.processes.keys().min_by_key(|number| keys::member(**number));
-        let is_cut_smaller = match cut.len().cmp(&rest.len()) {
+        // go on until their slots are claimed: see `observe`. A member that leaves may count for the majority or not.
+        let lack_majority = [self.side_without_majority(|_| true), self.side_without_majority(Self::stays)];
+        let until = |owner: usize| {
+            let side = self.cut.contains(&owner);
+            let notices = !(side && is_one_way);
+            lack_majority.contains(&side).then(|| if notices { self.now + NOTICED_WITHIN } else { u64::MAX })
+        };
+        let apart = |key: usize| Some((key, until(self.owner(self.keys[key].key)?)?));
+        let unnoticed_until = (0..self.keys.len()).filter_map(apart).collect();
+        self.record.cut = Some(NetworkCut { at: self.now, healed_at: u64::MAX, unnoticed_until });
+    }
+
+    fn stays(process: &Process) -> bool {
+        process.node.state() != MemberState::Draining
+    }
+
+    /// Whether the side that is cut off has no majority of the members that count, or else the other side.
+    fn side_without_majority(&self, counts: impl Fn(&Process) -> bool) -> bool {
+        let members = self.processes.iter().filter(|(_, process)| counts(process)).map(|(number, _)| *number);
+        let (cut, rest): (Vec<usize>, Vec<usize>) = members.partition(|number| self.cut.contains(number));
+        let first = cut.iter().chain(&rest).min_by_key(|number| keys::member(**number));
+        match cut.len().cmp(&rest.len()) {
             Ordering::Less => true,
             Ordering::Equal => first.is_none_or(|first| rest.contains(first)),
             Ordering::Greater => false,
-        };
-        let (smaller, notices) = if is_cut_smaller { (cut, !self.is_cut_one_way) } else { (rest, true) };
-        let until = if notices { self.now + NOTICED_WITHIN } else { u64::MAX };
-        let is_apart = |key: &usize| self.owner(self.keys[*key].key).is_some_and(|it| smaller.contains(&it));
-        let unnoticed_until = (0..self.keys.len()).filter(is_apart).map(|key| (key, until)).collect();
-        self.record.cut = Some(NetworkCut { at: self.now, healed_at: u64::MAX, unnoticed_until });
+        }
     }
 
     fn deliver_departing(&mut self) {
