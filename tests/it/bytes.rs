@@ -7,6 +7,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
+use tollgate::api::json::request_text;
 use tollgate_wire::proto::{
     envoy::{
         extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
@@ -33,6 +34,7 @@ descriptors:
     rate_limit: {unit: day, requests_per_unit: 5, algorithm: fixed_window}
 ";
 
+const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 const BYTE: &[u8] = b"caf\xe9";
 const SPELLED: &[u8] = br"caf\xE9";
 /// Both as they are shown.
@@ -180,6 +182,36 @@ async fn recording_of_bytes_is_read_back_by_its_escapes() {
         |line: &str| serde_json::from_str::<Value>(line).unwrap()["descriptors"][0]["entries"][0].clone();
     assert_eq!(entry(&lines[0]), json!({"key": "user", "value": r"caf\xE9", "escaped": true}));
     assert_eq!(entry(&lines[1]), json!({"key": "user", "value": r"caf\xE9"}));
+}
+
+/// Whatever operators choose stays within the bounds: domain, keys, and the number of entries.
+#[tokio::test]
+async fn no_text_of_a_client_makes_a_call_an_error() {
+    let service = Service::start(RULES).await;
+    let mut client = service.client().await;
+    let long = "x".repeat(60 * 1024);
+    for value in ["", "a\0b", "\\{\"},=;\r\n", "\u{202e}", "\u{10ffff}", &long] {
+        // Equal descriptors, in as many calls as Envoy can make of headers of 60 KiB, and more hits than any limit.
+        let same = descriptor("user", value.as_bytes());
+        let mut many = descriptor("user", value.as_bytes());
+        many.hits_addend = Some(u64::MAX);
+        let descriptors = [vec![same; 60], vec![many]].concat();
+        let request = RateLimitRequest { domain: "shop".into(), descriptors, hits_addend: u32::MAX };
+        let mut call = Request::new(request.clone());
+        // What Envoy passes on of the headers of a request if it traces.
+        for (name, value) in [("traceparent", PARENT), ("tracestate", &format!("a={long}"))] {
+            call.metadata_mut().insert(name, value.parse().unwrap());
+        }
+        let answer = client.should_rate_limit(call).await.unwrap().into_inner();
+        assert_eq!(answer.overall_code(), Code::OverLimit, "{}", value.escape_debug());
+        let entries = vec![v1::Entry { key: "user".into(), value: value.into() }];
+        let descriptors = vec![v1::Descriptor { entries, ..Default::default() }; 61];
+        let own = v1::Request { domain: "shop".into(), descriptors, hits: u64::MAX, ..Default::default() };
+        let [answer] = &*api_v1::check(&service, api_v1::each(vec![own])).await else { panic!("one answer") };
+        assert_eq!(answer.error, None, "{}", value.escape_debug());
+        let (code, body) = service.http("POST", "/json", &request_text(&request).unwrap()).await;
+        assert_eq!(code, 429, "{}: {body}", value.escape_debug());
+    }
 }
 
 /// Percent-encoded.

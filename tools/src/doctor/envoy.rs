@@ -35,6 +35,8 @@ pub(super) struct Config {
     quotas: Quotas,
     /// The largest size of the headers of a request, in KiB.
     headers_kb: Option<u64>,
+    /// Whether it sends the trace context of requests, a part of which clients write.
+    has_tracing: bool,
 }
 
 /// A rate limit filter, for HTTP or for TCP.
@@ -87,6 +89,7 @@ impl Config {
             }
             let headers_kb = field(fields, "max_request_headers_kb").and_then(Value::as_u64);
             self.headers_kb = self.headers_kb.max(headers_kb);
+            self.has_tracing |= message(fields, "tracing").is_some();
             self.optional_entries.add(fields);
             self.descriptors.add(fields);
             self.quotas.add(fields);
@@ -143,8 +146,8 @@ impl Config {
             .collect()
     }
 
-    /// The finding that a filter lets requests pass whose call fails. Clients can cause such a failure if the values that
-    /// they write make a call that is too large.
+    /// The finding that a filter lets requests pass whose call fails. Clients can cause such a failure if what they write
+    /// makes a call that is too large.
     fn failure_mode_finding(&self, filter: &RateLimitFilter) -> DoctorFinding {
         let id = "envoy_failure_mode";
         let passes = format!("{filter} lets every request pass while no server answers");
@@ -152,17 +155,30 @@ impl Config {
         let written = self.optional_entries.written_by_clients();
         let headers_kb = self.headers_kb.unwrap_or(HEADERS_KB_DEFAULT);
         let number = u64::try_from(written.len()).unwrap_or(u64::MAX);
-        if headers_kb.saturating_mul(number) < MESSAGE_KB_MAX {
+        let (too_large, bound) = if headers_kb.saturating_mul(number) >= MESSAGE_KB_MAX {
+            (
+                format!(
+                    "values of its descriptors, which can be larger together than a call may be: {}",
+                    listed(written)
+                ),
+                format!("times the number of such values ({number}) below 4 MiB"),
+            )
+        } else if self.has_tracing && headers_kb > HEADERS_KB_DEFAULT {
+            (
+                "the trace context that it sends, which can be larger than the headers of a call may be"
+                    .to_owned(),
+                format!("at most {HEADERS_KB_DEFAULT} KiB"),
+            )
+        } else {
             return DoctorFinding::advice(id, format!("{passes} (failure_mode_deny: false)"), repair);
-        }
+        };
         DoctorFinding::warning(
             id,
             format!(
-                "{passes}, and each request whose call ends with an error (failure_mode_deny: false); clients write values of its descriptors, which can be larger together than a call may be: {}",
-                listed(written)
+                "{passes}, and each request whose call ends with an error (failure_mode_deny: false); clients write {too_large}"
             ),
             format!(
-                "{repair}. Otherwise keep max_request_headers_kb ({headers_kb} KiB) times the number of such values ({number}) below 4 MiB: docs/hardening.md"
+                "{repair}. Otherwise keep max_request_headers_kb ({headers_kb} KiB) {bound}: docs/hardening.md"
             ),
         )
     }
@@ -386,7 +402,7 @@ static_resources:
     }
 
     #[test]
-    fn failure_mode_is_a_warning_if_client_values_exceed_a_call() {
+    fn failure_mode_is_a_warning_if_clients_can_exceed_a_call() {
         let open = BOOTSTRAP.replace("failure_mode_deny: true", "failure_mode_deny: false");
         let found = |text: &str| {
             let findings = config(text).findings(&["edge".to_owned()], false);
@@ -404,6 +420,14 @@ static_resources:
             assert_eq!(level, "warning");
             assert!(what.ends_with(&format!(": header \"{}\"", header.trim_matches('"'))), "{what}");
         }
+        let traced = |kb: u64| {
+            let fields =
+                format!("max_request_headers_kb: {kb}\n          tracing: {{}}\n          route_config:");
+            found(&open.replace("route_config:", &fields))
+        };
+        assert_eq!(traced(60).0, "advice");
+        let (level, what) = traced(61);
+        assert!(level == "warning" && what.contains("the trace context"), "{what}");
     }
 
     #[test]
