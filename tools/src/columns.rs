@@ -3,7 +3,7 @@
 use csv_core::{ReadRecordResult, Reader};
 
 /// The columns of a CSV file, and the values of one line.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Columns {
     // `None` until the header is read.
     names: Option<Vec<String>>,
@@ -14,10 +14,16 @@ pub(crate) struct Columns {
     ends: Vec<usize>,
 }
 
+impl Clone for Columns {
+    /// Columns with these names, before their first line. A clone of the reader, as its default, reads nothing.
+    fn clone(&self) -> Self {
+        Self::new(self.names.clone())
+    }
+}
+
 impl Columns {
     /// Columns with these names, or those of the first line.
     pub(crate) fn new(names: Option<Vec<String>>) -> Self {
-        // Its default reads nothing.
         Self { names, reader: Box::new(Reader::new()), text: Vec::new(), ends: Vec::new() }
     }
 
