@@ -262,7 +262,7 @@ fn how(how: Option<MatchKind>) -> &'static str {
     }
 }
 
-/// The reason why a node that matches was not chosen.
+/// The reason why a node was not chosen.
 fn not_chosen_reason(how: Option<MatchKind>, best: Option<MatchKind>) -> String {
     let (Some(how), Some(best)) = (how, best) else { return "it does not match".to_owned() };
     let found = match how {

@@ -66,7 +66,7 @@ metrics! { METRICS: ClusterValues;
         "Acknowledged hand-offs of slots."
         => |all, family| family.value(all.stats.node.hand_offs);
     Counter "tollgate_cluster_hand_off_seconds_total" []
-        "Total time until their acknowledgement."
+        "Total time from hand-offs of slots to their acknowledgement."
         => |all, family| family.value(Duration::from_nanos(all.stats.node.hand_off_nanos).as_secs_f64());
     Counter "tollgate_cluster_begun_anew_total" []
         "Times that all counters were discarded in favour of a discovered cluster."
@@ -99,7 +99,7 @@ metrics! { METRICS: ClusterValues;
         "Leases recalled by this replica."
         => |all, family| family.value(all.stats.node.grants_recalled);
     Counter "tollgate_cluster_slices_lost_total" []
-        "Leases whose borrower did not report in time, and that count as used until then."
+        "Leases whose borrower did not report in time; they count as used until it does."
         => |all, family| family.value(all.stats.node.grants_lost);
     Counter "tollgate_cluster_backed_up_counters_total" []
         "Counters sent as backups to their backup owner."

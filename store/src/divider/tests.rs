@@ -521,7 +521,7 @@ fn shares_of_merged_divisions_are_in_force_until_clients_report() {
 
 /// What is left of the rate has paid for the tokens, at the counter that was divided then.
 #[test]
-fn merged_division_gives_back_no_tokens_that_another_counter_was_paid_for() {
+fn merged_division_returns_no_tokens_of_another_counter() {
     let at = |seconds: f64| START.after(Duration::from_secs_f64(seconds));
     let report = |divider: &mut Divider, stream, allowed: u64, seconds: f64| {
         // Callers leave a part of the rate, which pays the counter.
@@ -543,7 +543,7 @@ fn merged_division_gives_back_no_tokens_that_another_counter_was_paid_for() {
 }
 
 #[test]
-fn newcomers_after_a_restart_get_a_tenth_of_a_second_and_one_each_of_the_burst() {
+fn new_clients_after_a_restart_share_little_of_the_burst() {
     let at = |seconds: f64| START.after(Duration::from_secs_f64(seconds));
     let view = CounterView { free: 100_000, free_after: None, requested: 0 };
     let mut divider = Divider::new(bucket(10_000, 100_000), at(16.0), at(0.0));

@@ -64,7 +64,7 @@ impl Quotas {
         }
     }
 
-    /// Adds what a filter makes of requests that nobody intends.
+    /// Adds a warning about a filter, if it is the first one with this fault.
     fn add_warning(&mut self, id: &str, what: &str, repair: &str) {
         self.add_fault(DoctorFinding::warning(id, what, repair), None);
     }

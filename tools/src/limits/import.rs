@@ -26,9 +26,10 @@ const BATCH_BYTES: usize = 2 * 1024 * 1024;
 /// The code of a limit that is not set because another one is invalid.
 const ABORTED: u64 = 10;
 
-/// The code of a limit whose owner, or the backup owner of it, has not confirmed it.
+/// The code of a limit that its owner or backup owner has not confirmed.
 const UNAVAILABLE: u64 = 14;
-/// The pauses before a batch is repeated of which limits are unavailable: longer than slots of a lost replica are.
+/// The pauses before a batch with unavailable limits is repeated. Together they outlast the recovery of slots whose owner
+/// was killed.
 const PAUSES: [Duration; 5] = [
     Duration::from_millis(250),
     Duration::from_millis(500),

@@ -27,11 +27,14 @@ impl World {
         self.note_fault(None);
         // The side without a majority notices that it hears too few members. If the other side still hears it, its owners
         // go on until their slots are claimed: see `observe`. A member that leaves may count for the majority or not.
-        let lack_majority = [self.side_without_majority(|_| true), self.side_without_majority(Self::stays)];
+        let cut_side_lacks =
+            [self.cut_side_lacks_majority(|_| true), self.cut_side_lacks_majority(Self::stays)];
         let until = |owner: usize| {
-            let side = self.cut.contains(&owner);
-            let notices = !(side && is_one_way);
-            lack_majority.contains(&side).then(|| if notices { self.now + NOTICED_WITHIN } else { u64::MAX })
+            let is_cut_off = self.cut.contains(&owner);
+            let notices = !(is_cut_off && is_one_way);
+            cut_side_lacks
+                .contains(&is_cut_off)
+                .then(|| if notices { self.now + NOTICED_WITHIN } else { u64::MAX })
         };
         let apart = |key: usize| Some((key, until(self.owner(self.keys[key].key)?)?));
         let unnoticed_until = (0..self.keys.len()).filter_map(apart).collect();
@@ -42,8 +45,8 @@ impl World {
         process.node.state() != MemberState::Draining
     }
 
-    /// Whether the side that is cut off has no majority of the members that count, or else the other side.
-    fn side_without_majority(&self, counts: impl Fn(&Process) -> bool) -> bool {
+    /// Whether the side that is cut off lacks the majority of the members that count. Otherwise the other side lacks it.
+    fn cut_side_lacks_majority(&self, counts: impl Fn(&Process) -> bool) -> bool {
         let members = self.processes.iter().filter(|(_, process)| counts(process)).map(|(number, _)| *number);
         let (cut, rest): (Vec<usize>, Vec<usize>) = members.partition(|number| self.cut.contains(number));
         let first = cut.iter().chain(&rest).min_by_key(|number| keys::member(**number));

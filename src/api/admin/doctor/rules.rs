@@ -73,6 +73,7 @@ pub(super) fn in_overlay(source: &RuleSource) -> &'static str {
         RuleSourceKind::Xds => ", in the file of rules.overlay",
     }
 }
+
 /// Findings in the outcome of the loads so far.
 pub(super) fn status(status: &RulesStatus, source: &RuleSource) -> Vec<DoctorFinding> {
     let mut findings = Vec::new();
