@@ -192,7 +192,8 @@ fn test_commands_of_pages_for_contributors_run_tests() {
 fn commands_of_the_weekly_table_are_in_a_workflow() {
     let read = |path: &str| fs::read_to_string(Path::new(ROOT).join(path)).unwrap();
     let page = read("docs/dev/contributing.md");
-    let table = page.split("## What runs each week").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
+    let table =
+        page.split("## What runs each week").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
     let workflows = read(".github/workflows/scheduled.yml") + &read(".github/workflows/release.yml");
     let commands: Vec<_> =
         table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();

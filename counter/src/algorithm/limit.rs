@@ -339,6 +339,22 @@ impl Limit {
         changed
     }
 
+    /// The nanoseconds of the period of the limit, if counters do not depend on it: a debt is a time.
+    pub fn free_period_nanos(&self) -> Option<u64> {
+        match self {
+            Self::TokenBucket(_) | Self::LeakyBucket(_) | Self::LeakyQueue(_) => {
+                Some(self.kind().window_nanos())
+            }
+            Self::Penalized(penalized) => penalized.limit().free_period_nanos(),
+            Self::Classic(_)
+            | Self::FixedWindow(_)
+            | Self::SlidingWindow(_)
+            | Self::SlidingLog(_)
+            | Self::SteppedBucket(_)
+            | Self::Concurrency(_) => None,
+        }
+    }
+
     /// See [`Algorithm::hit_rate`].
     pub fn hit_rate(&self) -> Option<HitRate> {
         each_algorithm!(self, limit => limit.hit_rate())

@@ -39,28 +39,12 @@ pub(crate) fn own_bounds(draft: LimitDraft<'_>, limit: &Limit) -> Option<OwnBoun
         bounds,
         unlimited: own.is_set("unlimited"),
         given,
-        free_period: free_period(limit),
+        free_period: limit.free_period_nanos(),
         is_from_source: false,
         fingerprint: 0,
         compile: Arc::new(move |numbers: &[_], window: Option<&str>| compile(&without_own, numbers, window)),
     };
     Some(if own.given("from").is_some() { found.with_source(limit) } else { found })
-}
-
-/// The nanoseconds of the period of `limit`, if a counter does not depend on it.
-fn free_period(limit: &Limit) -> Option<u64> {
-    match limit {
-        Limit::TokenBucket(_) | Limit::LeakyBucket(_) | Limit::LeakyQueue(_) => {
-            Some(limit.kind().window_nanos())
-        }
-        Limit::Penalized(penalized) => free_period(penalized.limit()),
-        Limit::Classic(_)
-        | Limit::FixedWindow(_)
-        | Limit::SlidingWindow(_)
-        | Limit::SlidingLog(_)
-        | Limit::SteppedBucket(_)
-        | Limit::Concurrency(_) => None,
-    }
 }
 
 /// The terms of a rule with other numbers.

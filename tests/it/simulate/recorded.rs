@@ -3,46 +3,39 @@
 use std::{fmt::Write as _, fs, time::Duration};
 
 use serde_json::Value;
-use tollgate_counter::algorithm::AlgorithmName;
 
 use crate::{
     admin::record::Recording,
+    counters::every_rule,
     harness::{Service, descriptor, request, request_for, with_hits},
     log::Log,
     simulate::{RULES, ended, folder, reported, simulate},
 };
 
-const EVERY_ALGORITHM: &str = "
-domain: shop
-descriptors:
-  - {key: classic, rate_limit: {unit: minute, requests_per_unit: 9}}
-  - {key: fixed, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: fixed_window}}
-  - {key: weighted, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: sliding_window}}
-  - {key: parts, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: sliding_window, sub_windows: 6}}
-  - {key: log, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: sliding_log}}
-  - {key: bucket, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: token_bucket, burst: 4}}
-  - {key: leaky, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: leaky_bucket, count_denied: true}}
-  - {key: queue, rate_limit: {unit: minute, requests_per_unit: 9, algorithm: leaky_queue, burst: 0}}
-  - {key: steps, rate_limit: {algorithm: token_bucket, refill_amount: 2, refill_interval: 15s, burst: 4}}
-  - {key: flight, rate_limit: {algorithm: concurrency, max_in_flight: 4, hold_max: 30s}}
-  - {key: day, rate_limit: {unit: day, requests_per_unit: 9, calendar: {timezone: Europe/Berlin}}}
-  - key: month
-    rate_limit: {unit: month, requests_per_unit: 30, calendar: {timezone: UTC}, algorithm: fixed_window}
-  - {key: free, rate_limit: {unlimited: true}}
-";
-const KEYS: [&str; 14] = [
-    "classic", "fixed", "weighted", "parts", "log", "bucket", "leaky", "queue", "steps", "flight", "day",
-    "month", "free", "unknown",
-];
+/// Keys without a limit.
+const UNLIMITED: [&str; 2] = ["free", "unknown"];
 
-#[test]
-fn traffic_has_every_algorithm() {
-    for algorithm in AlgorithmName::ALL {
-        assert!(EVERY_ALGORITHM.contains(&format!("algorithm: {}", algorithm.name())), "{algorithm:?}");
+/// The key of each rule of [`every_rule`], and those without a limit.
+fn keys() -> Vec<&'static str> {
+    every_rule().map(|(name, _)| name).chain(UNLIMITED).collect()
+}
+
+/// A file with every rule that a test of counters has, each with a key of its own. In ten minutes some calls are refused.
+fn every_algorithm() -> String {
+    let mut text = "domain: shop\ndescriptors:\n  - {key: free, rate_limit: {unlimited: true}}\n".to_owned();
+    for (key, rule_text) in every_rule() {
+        // A queue without places delays no call: nobody moves the clock while one waits.
+        let number = match key {
+            "leaky_queue" => 1,
+            "concurrency" => 2,
+            _ => 4,
+        };
+        let limit = rule_text(number);
+        let limit =
+            limit.replace("unit: hour", "unit: minute").replace("1h", "15s").replace("unit: 10,", "unit: 2,");
+        writeln!(text, "  - {{key: \"{key}\", rate_limit: {{{limit}}}}}").unwrap();
     }
-    for key in &KEYS[..KEYS.len() - 1] {
-        assert!(EVERY_ALGORITHM.contains(&format!("key: {key}")), "{key}");
-    }
+    text
 }
 
 /// What the server answered to a request: the keys, whether it passed, and the remaining hits of each key.
@@ -52,6 +45,7 @@ type Answered = (Vec<&'static str>, bool, Vec<u32>);
 /// what the server answered to each, and the same requests as lines of JSON with the instants by which it decided.
 async fn recorded(service: &Service, calls: usize, pause: Duration) -> (Vec<Answered>, String) {
     let mut client = service.client().await;
+    let all = keys();
     let (mut answers, mut lines, mut random) = (Vec::new(), String::new(), 1_u64);
     for call in 0..calls {
         // Knuth's generator of random numbers.
@@ -61,8 +55,8 @@ async fn recorded(service: &Service, calls: usize, pause: Duration) -> (Vec<Answ
         if call % 100 == 99 {
             service.advance(pause);
         }
-        let keys = [KEYS[number % KEYS.len()], KEYS[number / KEYS.len() % KEYS.len()]];
-        let keys = if number.is_multiple_of(3) { &keys[..] } else { &keys[..1] };
+        let keys = [all[number % all.len()], all[number / all.len() % all.len()]];
+        let keys = if (number / 10_000).is_multiple_of(3) { &keys[..] } else { &keys[..1] };
         let hits = (number / 100 % 3) as u32 + 1;
         let user = if number / 1_000 % 7 < 5 { "ann" } else { "bob" };
         let descriptors = keys.iter().map(|key| descriptor(&[(key, user)])).collect();
@@ -84,9 +78,9 @@ async fn simulator_decides_as_the_server_did() {
     const CALLS: usize = 2_000;
     // Long enough for days to end, and a month.
     const PAUSE: Duration = Duration::from_secs(20 * 3_600);
-    let service = Service::start(EVERY_ALGORITHM).await;
+    let service = Service::start(&every_algorithm()).await;
     let (answers, lines) = recorded(&service, CALLS, PAUSE).await;
-    for key in KEYS.into_iter().filter(|key| !["free", "unknown"].contains(key)) {
+    for (key, _) in every_rule() {
         let alone = || answers.iter().filter(|(keys, ..)| *keys == [key]);
         let refused = alone().filter(|(_, passes, _)| !passes).count();
         assert!(0 < refused && refused < alone().count(), "{key}: {refused} of {}", alone().count());
@@ -98,7 +92,7 @@ async fn simulator_decides_as_the_server_did() {
 async fn replayed_recording_decides_as_the_server_did() {
     // They take less than ten minutes of the server's clock.
     const CALLS: usize = 400;
-    let service = Service::start_with(EVERY_ALGORITHM, &[("admin.record", "hashed")]).await;
+    let service = Service::start_with(&every_algorithm(), &[("admin.record", "hashed")]).await;
     let recording = Recording::start(&service, "seconds=600").await;
     let (answers, lines) = recorded(&service, CALLS, Duration::ZERO).await;
     service.terminate().await;
@@ -109,7 +103,7 @@ async fn replayed_recording_decides_as_the_server_did() {
 }
 
 async fn assert_replay_decides_alike(answers: &[Answered], lines: &str) {
-    let folder = folder(EVERY_ALGORITHM, &[("log.jsonl", lines.as_bytes())]);
+    let folder = folder(&every_algorithm(), &[("log.jsonl", lines.as_bytes())]);
     let report = reported(folder.path(), "log.jsonl --decisions decisions.jsonl").await;
     assert_eq!((&report["requests"], &report["bad_lines"]), (&answers.len().into(), &0.into()));
     let decisions = fs::read_to_string(folder.path().join("decisions.jsonl")).unwrap();
