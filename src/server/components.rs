@@ -251,7 +251,7 @@ impl Components {
         let names = lifecycle::health_names(quotas.is_some());
         let clock = self.admin.clock.clone();
         background.spawn(lifecycle::report_health(reporter, names, self.probe.clone(), clock));
-        Ok(Services::grpc(grpc_routes(health)?, self.api.clone(), quotas, self.callers.clone()))
+        Ok(self.services(grpc_routes(health)?, quotas))
     }
 
     /// The services of the HTTP listener.
@@ -263,7 +263,7 @@ impl Components {
         let check = self.settings.check.clone();
         let hosts = Hosts::new(self.settings.http.hosts.clone());
         let router = http::router(api, self.probe.clone(), reader, check, hosts, calls_max, opened);
-        Services::http(router, self.callers.clone())
+        self.services(router, None)
     }
 
     /// The services of the admin listener.
@@ -271,12 +271,16 @@ impl Components {
         let limits = http::limits_router(self.api.clone(), self.admin.reader.clone());
         let more = admin::page::router(self.live.clone()).merge(limits);
         let router = admin::router(self.admin.clone(), self.settings.admin.token_file.clone(), more);
-        Services::http(router, self.callers.clone())
+        self.services(router, None)
     }
 
     /// The services of the metrics listener.
     pub(super) fn metrics_services(&self) -> Services {
-        Services::http(metrics::router(self.metrics.clone()), self.callers.clone())
+        self.services(metrics::router(self.metrics.clone()), None)
+    }
+
+    fn services(&self, router: axum::Router, quotas: Option<Arc<QuotaService>>) -> Services {
+        Services::new(router, self.api.clone(), quotas, self.callers.clone())
     }
 }
 

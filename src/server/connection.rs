@@ -268,11 +268,11 @@ impl<W: AsyncRead + AsyncWrite + Unpin> GrpcConnection<W> {
                     }
                 }
             }
-            calls.begin_or_defer(&mut accepted, &mut self.deferred, batch.as_mut(), &mut cx);
+            calls.begin_or_defer(&mut accepted, &mut self.deferred, &mut batch, &mut cx);
         }
-        calls.begin_or_defer(&mut accepted, &mut self.deferred, batch.as_mut(), &mut cx);
+        calls.begin_or_defer(&mut accepted, &mut self.deferred, &mut batch, &mut cx);
         if !self.deferred.is_empty() {
-            has_progressed |= calls.begin_deferred(&mut self.deferred, batch.as_mut(), &mut cx);
+            has_progressed |= calls.begin_deferred(&mut self.deferred, &mut batch, &mut cx);
         }
         drop(batch);
         self.io_handle.uncork();

@@ -137,16 +137,14 @@ impl Replier for QuestionReplier {
         question: CompleteMessage,
         rest: Option<Duration>,
     ) -> Result<Option<Vec<u8>>, Status> {
-        let Some((api, caller)) = self.service.api() else { return Ok(None) };
-        match api.answer_question(&question.bytes, rest, caller)? {
+        match self.service.api.answer_question(&question.bytes, rest, &self.service.caller)? {
             Handled::Ready(answer) => Ok(Some(answer)),
             Handled::Waiting(waiting) => {
                 let service = self.service.clone();
                 let held = question.into_held(&self.bytes);
                 self.waiting.push(Box::pin(async move {
                     let _held = held;
-                    let Some((api, caller)) = service.api() else { return Ok(Vec::new()) };
-                    Ok(waiting.reply(api, caller).await)
+                    Ok(waiting.reply(&service.api, &service.caller).await)
                 }));
                 Ok(None)
             }

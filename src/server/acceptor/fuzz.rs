@@ -62,7 +62,7 @@ async fn serve(bytes: &[u8], part_bytes: usize, budgets: Budgets) {
             stats: Default::default(),
             idle: None,
         },
-        service: Services::grpc(ROUTES.clone(), api(), None, CallerRegistry::new(Clock::system())),
+        service: Services::new(ROUTES.clone(), api(), None, CallerRegistry::new(Clock::system())),
     };
     let service = context.service.for_connection(None, None, None);
     let (_phase, phases) = watch::channel(Phase::Serving);

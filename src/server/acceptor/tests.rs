@@ -94,7 +94,7 @@ fn context(router: Router) -> ConnectionContext {
             budgets: Budgets::new(&settings.memory),
             idle: None,
         },
-        service: Services::grpc(router, Api::new(limiter, settings.api), None, CallerRegistry::new(clock)),
+        service: Services::new(router, Api::new(limiter, settings.api), None, CallerRegistry::new(clock)),
     }
 }
 
