@@ -33,7 +33,7 @@ use crate::{
         Phase, Server, ServiceError, Tasks, lifecycle,
         limits::LimitLookups,
         metrics::{self, MetricsSources},
-        replica,
+        password_error, replica,
         services::Services,
     },
     settings::{BackendChoice, Settings},
@@ -78,6 +78,7 @@ impl Components {
         let clock = server.clock.clone();
         let connect = |settings| {
             SharedStore::start(settings, clock.clone(), active_rules.clone(), &mut tasks.background)
+                .map_err(password_error)
         };
         let shared_store = settings.shared_store.clone().map(connect).transpose()?;
         let remote = match (&cluster, &shared_store) {
@@ -87,6 +88,7 @@ impl Components {
         };
         let look_up = |settings| {
             LimitLookups::start(settings, shared_store.as_ref(), clock.clone(), &mut tasks.background)
+                .map_err(password_error)
         };
         let limits = settings.limits.clone().map(look_up).transpose()?;
         let limiter = Limiter::new(active_rules.clone(), persistence.memory.clone(), clock.clone())
@@ -331,10 +333,7 @@ pub(super) fn grpc_routes(health: HealthServer<impl Health>) -> Result<axum::Rou
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let failed = |error: tonic_reflection::server::Error| ServiceError::TaskFailed {
-        task: "gRPC reflection",
-        reason: error.to_string(),
-    };
+    let failed = |error: tonic_reflection::server::Error| format!("gRPC reflection failed: {error}");
     // Many tools, such as ghz, ask in the first version only.
     let v1 = reflection().build_v1().map_err(failed)?;
     let v1alpha = reflection().build_v1alpha().map_err(failed)?;

@@ -1,6 +1,6 @@
 //! Builds all components of the service in order, and runs them.
 
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytesize::ByteSize;
 use tokio::{
@@ -12,10 +12,7 @@ use tollgate_cluster::link;
 use tollgate_counter::time::{Clock, ClockOutOfRange};
 use tollgate_rules::{ActiveRules, RuleStatsRegistry};
 use tollgate_shared_store::PasswordError;
-use tollgate_telemetry::{
-    logs::LogControl,
-    traces::{self, Traces},
-};
+use tollgate_telemetry::{logs::LogControl, traces::Traces};
 use tracing::info;
 
 use crate::{
@@ -49,7 +46,6 @@ mod workers;
 pub use lifecycle::Phase;
 pub use metrics::{all_metrics, cluster_metrics, replica_metrics};
 pub use stats::{ListenerStats, ServerStats};
-pub use tls::CertificateFileError;
 pub use workers::WorkerPool;
 
 #[cfg(any(test, fuzzing))]
@@ -95,49 +91,8 @@ pub enum StopSignal {
     Interrupt,
 }
 
-/// Why the service cannot start, or has stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum ServiceError {
-    /// An address cannot be bound.
-    #[error("{listener}.listen: cannot listen on {address}: {error}")]
-    Listen {
-        /// The name of the listener.
-        listener: &'static str,
-        /// The configured address.
-        address: ListenAddress,
-        /// The cause.
-        error: io::Error,
-    },
-    /// There are no rule files.
-    #[error("rules.path: {path} does not exist; with rules.required false the service starts without it", path = .0.display())]
-    RulesMissing(PathBuf),
-    /// The clock of the machine is wrong.
-    #[error(transparent)]
-    Clock(#[from] ClockOutOfRange),
-    /// Certificates cannot be used.
-    #[error(transparent)]
-    Certificates(#[from] CertificateFileError),
-    /// The trace exporter cannot start.
-    #[error("cannot export traces: {0}")]
-    Traces(#[from] traces::TraceError),
-    /// The cluster links cannot start, or failed.
-    #[error(transparent)]
-    Cluster(#[from] link::LinkError),
-    /// A password of the shared store cannot be read.
-    #[error("store.redis.password_file: {0}")]
-    Password(#[from] PasswordError),
-    /// The admin token cannot be used.
-    #[error(transparent)]
-    Token(#[from] admin::TokenError),
-    /// A task of the service exited.
-    #[error("{task} failed: {reason}")]
-    TaskFailed {
-        /// The name of the task.
-        task: &'static str,
-        /// The cause.
-        reason: String,
-    },
-}
+/// Why the service cannot start, or has stopped, as a text for the operator.
+pub type ServiceError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The service with bound listeners, before it accepts connections.
 #[derive(Debug)]
@@ -173,7 +128,8 @@ impl Server {
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, ServiceError> {
         clock.require_in_range()?;
         if let Some(path) = settings.rules.missing_path() {
-            return Err(ServiceError::RulesMissing(path.to_owned()));
+            let what = "does not exist; with rules.required false the service starts without it";
+            return Err(format!("rules.path: {} {what}", path.display()).into());
         }
         if let Some(path) = &settings.admin.token_file {
             admin::Token::new(path.clone()).read()?;
@@ -195,7 +151,7 @@ impl Server {
         let http_tls = load("http", &settings.tls.http, &http, &stats.http)?;
         let tcp = ListenAddress::Tcp;
         let grpc_at = BoundListener::bind(&settings.grpc.listen, settings.grpc.socket_mode).await;
-        let grpc_at = grpc_at.map_err(|error| listen_error("grpc", &settings.grpc.listen, error))?;
+        let grpc_at = grpc_at.map_err(listen_error("grpc", &settings.grpc.listen))?;
         let http_at = listen("http", tcp(settings.http.listen)).await?;
         let admin_at = listen("admin", tcp(settings.admin.listen)).await?;
         let metrics_at = listen("metrics", tcp(settings.metrics.listen)).await?;
@@ -220,12 +176,13 @@ impl Server {
         let http = with_http("http", settings.http.max_connections, http_tls, &stats.http);
         let admin = with_http("admin", settings.admin.max_connections, None, &stats.admin);
         let metrics = with_http("metrics", settings.metrics.max_connections, None, &stats.metrics);
+        let traces = settings.traces.as_ref().map(Traces::start).transpose();
         Ok(Self {
             grpc: ListenerAcceptor { listener: grpc_at, terms: grpc },
             http: ListenerAcceptor { listener: http_at, terms: http },
             admin: ListenerAcceptor { listener: admin_at, terms: admin },
             metrics: ListenerAcceptor { listener: metrics_at, terms: metrics },
-            traces: settings.traces.as_ref().map(Traces::start).transpose()?,
+            traces: traces.map_err(|error| format!("cannot export traces: {error}"))?,
             settings,
             clock,
             stats,
@@ -321,7 +278,7 @@ impl Server {
                 async {
                     // Calls are answered, also with an error, after this time.
                     let _ = timeout(OPEN_AFTER_MAX, components.answerable()).await;
-                    let grpc = grpc.listen().map_err(|error| listen_error("grpc", &grpc_address, error))?;
+                    let grpc = grpc.listen().map_err(listen_error("grpc", &grpc_address))?;
                     info!(listener = "grpc", "taking calls");
                     // The task waits for it for as long as this process serves.
                     let _ = start.send(grpc);
@@ -372,9 +329,9 @@ struct Tasks {
 impl Tasks {
     /// Waits until one of the tasks exits.
     async fn exit(&mut self) -> ServiceError {
-        let failed = |task, exit: Result<(), String>| {
+        let failed = |task, exit: Result<(), String>| -> ServiceError {
             let reason = exit.err().unwrap_or_else(|| "task exited unexpectedly".to_owned());
-            ServiceError::TaskFailed { task, reason }
+            format!("{task} failed: {reason}").into()
         };
         tokio::select! {
             exit = exit_of(&mut self.links) => match exit {
@@ -402,9 +359,15 @@ async fn exit_of<T: 'static>(tasks: &mut JoinSet<T>) -> Result<T, String> {
 
 async fn listen(listener: &'static str, address: ListenAddress) -> Result<Listener, ServiceError> {
     let listening = BoundListener::bind(&address, 0).await.and_then(BoundListener::listen);
-    listening.map_err(|error| listen_error(listener, &address, error))
+    Ok(listening.map_err(listen_error(listener, &address))?)
 }
 
-fn listen_error(listener: &'static str, address: &ListenAddress, error: io::Error) -> ServiceError {
-    ServiceError::Listen { listener, address: address.clone(), error }
+/// Says which listener cannot listen on its address.
+fn listen_error(listener: &str, address: &ListenAddress) -> impl FnOnce(io::Error) -> String {
+    move |error| format!("{listener}.listen: cannot listen on {address}: {error}")
+}
+
+/// Says which setting names the file of a password of the shared store that cannot be read.
+fn password_error(error: PasswordError) -> String {
+    format!("store.redis.password_file: {error}")
 }

@@ -102,7 +102,7 @@ mod tests {
     /// The problems of these sources.
     pub(super) fn problems(sources: &SettingsSources) -> Vec<String> {
         match sources.load() {
-            Err(SettingsError::Wrong(problems)) => problems,
+            Err(SettingsError(problems)) => problems,
             other => panic!("{other:?}"),
         }
     }

@@ -1,6 +1,6 @@
 //! The sources of settings and the errors in them.
 
-use std::{collections::BTreeMap, io, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use config::{Config, ConfigError, Environment, Source, ValueKind};
 use tollgate_counter::files;
@@ -32,23 +32,15 @@ pub struct SettingsSources {
     pub flags: Vec<(&'static Setting, String)>,
 }
 
-/// An error in the settings.
+/// What is wrong with the settings; each line names the source and the accepted values.
 #[derive(Debug, thiserror::Error)]
-pub enum SettingsError {
-    /// The settings file cannot be read.
-    #[error("{path}: {error}", path = path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        error: io::Error,
-    },
-    /// One or more invalid settings; each line names the source and the accepted values.
-    #[error("{}", .0.join("\n"))]
-    Wrong(Vec<String>),
-    /// The sources cannot be layered.
-    #[error(transparent)]
-    Layers(#[from] ConfigError),
+#[error("{}", .0.join("\n"))]
+pub struct SettingsError(pub Vec<String>);
+
+impl From<ConfigError> for SettingsError {
+    fn from(error: ConfigError) -> Self {
+        Self(vec![error.to_string()])
+    }
 }
 
 /// The environment of this process.
@@ -77,10 +69,10 @@ impl SettingsSources {
         });
         let given = reader.effective()?;
         if !reader.problems.is_empty() {
-            return Err(SettingsError::Wrong(reader.problems));
+            return Err(SettingsError(reader.problems));
         }
         let Translation { without_effect, passwords, choice, .. } = translation;
-        let mut settings = draft(&given).settings(given).map_err(SettingsError::Wrong)?;
+        let mut settings = draft(&given).settings(given).map_err(SettingsError)?;
         for (setting, given) in CATALOG.iter().zip(&mut settings.given) {
             given.value = setting.displayed(&given.value);
         }
@@ -99,7 +91,7 @@ impl SettingsSources {
     fn read_file(&self, reader: &mut SettingsReader) -> Result<(), SettingsError> {
         let Some(path) = &self.file else { return Ok(()) };
         let bytes = files::read(path, yaml::BYTES_MAX as u64)
-            .map_err(|error| SettingsError::Unreadable { path: path.clone(), error })?;
+            .map_err(|error| SettingsError(vec![format!("{}: {error}", path.display())]))?;
         let stream = yaml::load(&bytes);
         let place = |mark: Mark| format!("{}:{}:{}", path.display(), mark.line, mark.column);
         let problems = stream.problems.iter();
