@@ -145,7 +145,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
         }
     };
     let running = Stopwatch::start();
-    let log_control = match logs::start(&settings.log, move || running.elapsed().as_secs()) {
+    let log_control = match logs::start(&settings.sections.log, move || running.elapsed().as_secs()) {
         Ok(log_control) => log_control,
         Err(error) => {
             eprintln!("{error}");
@@ -226,7 +226,7 @@ async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), 
         let variables = settings.without_effect.join(", ");
         warn!(variables, "some variables of envoyproxy/ratelimit have no effect");
     }
-    let flags = flags_to_ask(settings.tls.grpc.as_ref());
+    let flags = flags_to_ask(settings.grpc_tls.as_ref());
     let server = Server::bind(settings, Clock::system())
         .await?
         .with_logs(log_control)

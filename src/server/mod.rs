@@ -17,7 +17,7 @@ use tracing::info;
 
 use crate::{
     api::admin,
-    settings::{self, ListenAddress, Settings},
+    settings::{self, ListenAddress, Sections, Settings},
 };
 
 mod acceptor;
@@ -127,15 +127,16 @@ impl Server {
     /// Loads the certificates and binds all listeners. Fails if any of them is invalid, or the clock is.
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, ServiceError> {
         clock.require_in_range()?;
+        let sections = &settings.sections;
         if let Some(path) = settings.rules.missing_path() {
             let what = "does not exist; with rules.required false the service starts without it";
             return Err(format!("rules.path: {} {what}", path.display()).into());
         }
-        if let Some(path) = &settings.admin.token_file {
+        if let Some(path) = &sections.admin.token_file {
             admin::Token::new(path.clone()).read()?;
         }
         let stats = ServerStats::default();
-        let budgets = Budgets::new(&settings.memory);
+        let budgets = Budgets::new(&sections.memory);
         let load = |listener, files: &Option<_>, protocols: &Protocols, stats: &Arc<_>| {
             let load = |files: &settings::ListenerTlsFiles| {
                 let files = files.clone();
@@ -145,21 +146,21 @@ impl Server {
             };
             files.as_ref().map(load).transpose()
         };
-        let grpc = Protocols::grpc(&settings.grpc);
-        let http = Protocols::http(&settings.http);
-        let grpc_tls = load("grpc", &settings.tls.grpc, &grpc, &stats.grpc)?;
-        let http_tls = load("http", &settings.tls.http, &http, &stats.http)?;
+        let grpc = Protocols::grpc(&sections.grpc);
+        let http = Protocols::http(&sections.http);
+        let grpc_tls = load("grpc", &settings.grpc_tls, &grpc, &stats.grpc)?;
+        let http_tls = load("http", &settings.http_tls, &http, &stats.http)?;
         let tcp = ListenAddress::Tcp;
-        let grpc_at = BoundListener::bind(&settings.grpc.listen, settings.grpc.socket_mode).await;
-        let grpc_at = grpc_at.map_err(listen_error("grpc", &settings.grpc.listen))?;
-        let http_at = listen("http", tcp(settings.http.listen)).await?;
-        let admin_at = listen("admin", tcp(settings.admin.listen)).await?;
-        let metrics_at = listen("metrics", tcp(settings.metrics.listen)).await?;
+        let grpc_at = BoundListener::bind(&sections.grpc.listen, sections.grpc.socket_mode).await;
+        let grpc_at = grpc_at.map_err(listen_error("grpc", &sections.grpc.listen))?;
+        let http_at = listen("http", tcp(sections.http.listen)).await?;
+        let admin_at = listen("admin", tcp(sections.admin.listen)).await?;
+        let metrics_at = listen("metrics", tcp(sections.metrics.listen)).await?;
         let with_http = |name, max, certificates, stats: &Arc<_>| ListenerTerms {
             name,
             certificates,
             protocols: http.clone(),
-            limits: acceptor::Limits::http(max, settings.http.header_timeout),
+            limits: acceptor::Limits::http(max, sections.http.header_timeout),
             budgets: budgets.clone(),
             stats: Arc::clone(stats),
             idle: Some(Arc::default()),
@@ -168,14 +169,14 @@ impl Server {
             name: "grpc",
             certificates: grpc_tls,
             protocols: grpc,
-            limits: acceptor::Limits::grpc(&settings.grpc),
+            limits: acceptor::Limits::grpc(&sections.grpc),
             budgets: budgets.clone(),
             stats: stats.grpc.clone(),
             idle: None,
         };
-        let http = with_http("http", settings.http.max_connections, http_tls, &stats.http);
-        let admin = with_http("admin", settings.admin.max_connections, None, &stats.admin);
-        let metrics = with_http("metrics", settings.metrics.max_connections, None, &stats.metrics);
+        let http = with_http("http", sections.http.max_connections, http_tls, &stats.http);
+        let admin = with_http("admin", sections.admin.max_connections, None, &stats.admin);
+        let metrics = with_http("metrics", sections.metrics.max_connections, None, &stats.metrics);
         let traces = settings.traces.as_ref().map(Traces::start).transpose();
         Ok(Self {
             grpc: ListenerAcceptor { listener: grpc_at, terms: grpc },
@@ -221,7 +222,7 @@ impl Server {
     }
 
     fn log_bounds(&self) {
-        let Settings { store, memory, grpc, http, .. } = &self.settings;
+        let Sections { store, memory, grpc, http, .. } = &self.settings.sections;
         info!(
             counters = %ByteSize(store.memory_limit),
             requests = %ByteSize(memory.requests),
@@ -239,7 +240,7 @@ impl Server {
         self.log_bounds();
         let (phase, phases) = watch::channel(Phase::Starting);
         let mut tasks = Tasks::default();
-        let rule_stats = RuleStatsRegistry::new(self.settings.metrics.names_per_rule);
+        let rule_stats = RuleStatsRegistry::new(self.settings.sections.metrics.names_per_rule);
         let active_rules = Arc::new(ActiveRules::with_stats(rule_stats));
         let settings = self.settings.clone();
         let (persistence, cluster) =
@@ -247,9 +248,9 @@ impl Server {
         let components =
             Components::new(&self, active_rules, persistence, cluster, phases.clone(), &mut tasks)?;
         let Self { grpc, http, admin, metrics, traces, settings, stats, mut workers, .. } = self;
-        let mut drain = settings.drain;
-        let poll_interval = settings.tls.poll_interval;
-        let grpc_address = settings.grpc.listen;
+        let mut drain = settings.sections.drain;
+        let poll_interval = settings.sections.certificates.poll_interval;
+        let grpc_address = settings.sections.grpc.listen;
         components.spawn_background(&mut tasks.background);
         tasks.clock.spawn(components.follow_system_clock());
         tasks.background.spawn(workers.worker_exit());

@@ -10,9 +10,7 @@ use tollgate_shared_store::{PasswordSource, PasswordSources};
 use crate::{
     api::admin::{EffectiveSetting, SettingOrigin},
     settings::{
-        CATALOG, Setting, Settings,
-        catalog::SettingsDraft,
-        otel,
+        CATALOG, Sections, Setting, Settings, otel,
         reference::{self, Given, Own, Translation},
         value_type::variable,
     },
@@ -72,7 +70,7 @@ impl SettingsSources {
             return Err(SettingsError(reader.problems));
         }
         let Translation { without_effect, passwords, choice, .. } = translation;
-        let mut settings = draft(&given).settings(given).map_err(SettingsError)?;
+        let mut settings = sections(&given).settings(given).map_err(SettingsError)?;
         for (setting, given) in CATALOG.iter().zip(&mut settings.given) {
             given.value = setting.displayed(&given.value);
         }
@@ -131,7 +129,7 @@ impl SettingsSources {
         let given = reader.effective()?;
         let is_given =
             |name: &str| given.iter().any(|given| given.name == name && given.from != SettingOrigin::Default);
-        let SettingsDraft { store, redis, links, .. } = draft(&given);
+        let Sections { store, redis, links, .. } = sections(&given);
         let own = Own {
             store: is_given("store.kind").then_some(store.kind),
             has_cluster: links.listen.is_some(),
@@ -148,20 +146,20 @@ impl SettingsSources {
 }
 
 /// The settings with these valid values.
-fn draft(given: &[EffectiveSetting]) -> SettingsDraft {
-    let mut draft = SettingsDraft::default();
+fn sections(given: &[EffectiveSetting]) -> Sections {
+    let mut sections = Sections::default();
     for (setting, given) in CATALOG.iter().zip(given) {
         // It was accepted when it was read.
-        let _ = draft.set(setting, &given.value);
+        let _ = sections.set(setting, &given.value);
     }
-    draft
+    sections
 }
 
 /// Reads the values of sources, and collects what is wrong with them.
 #[derive(Default)]
 struct SettingsReader {
     /// Tries values; a value without effect must be valid, too.
-    draft: SettingsDraft,
+    tried: Sections,
     /// The valid values, each with its source; those of a later source override those of an earlier one.
     values: Vec<(SettingOrigin, &'static str, String)>,
     problems: Vec<String>,
@@ -241,7 +239,7 @@ impl SettingsReader {
             self.problems.push(format!("{place}: no such setting{near}"));
             return;
         };
-        match self.draft.set(setting, value) {
+        match self.tried.set(setting, value) {
             Some(()) => self.values.push((from, setting.name, value.to_owned())),
             None => {
                 let expected = setting.value_type().expected;

@@ -56,8 +56,8 @@ async fn serve(bytes: &[u8], part_bytes: usize, budgets: Budgets) {
         terms: ListenerTerms {
             name: "fuzz",
             certificates: None,
-            protocols: Protocols::grpc(&SETTINGS.grpc),
-            limits: Limits::grpc(&SETTINGS.grpc),
+            protocols: Protocols::grpc(&SETTINGS.sections.grpc),
+            limits: Limits::grpc(&SETTINGS.sections.grpc),
             budgets,
             stats: Default::default(),
             idle: None,

@@ -127,7 +127,7 @@ mod tests {
             limiter: Arc::default(),
             api: Arc::default(),
             listeners: ServerStats::default(),
-            budgets: Budgets::new(&Settings::with(&[]).memory),
+            budgets: Budgets::new(&Settings::with(&[]).sections.memory),
             logs: LogControl::default(),
             clock: Clock::manual(Timestamp::EPOCH),
             cluster: None,
