@@ -247,7 +247,7 @@ impl Server {
             replica::start(settings.cluster, settings.store, &self.clock, &active_rules, &mut tasks).await?;
         let components =
             Components::new(&self, active_rules, persistence, cluster, phases.clone(), &mut tasks)?;
-        let Self { grpc, http, admin, metrics, traces, settings, stats, mut workers, .. } = self;
+        let Self { grpc, http, admin, metrics, traces, settings, stats, workers, .. } = self;
         let mut drain = settings.sections.drain;
         let poll_interval = settings.sections.certificates.poll_interval;
         let grpc_address = settings.sections.grpc.listen;
@@ -259,13 +259,13 @@ impl Server {
         }
         let (open, opened) = watch::channel(false);
         let services = components.http_services(opened.clone());
-        tasks.listeners.spawn(http.serve(services, workers.http_handles(), phases.clone()));
+        tasks.listeners.spawn(http.serve(services, workers.http.clone(), phases.clone()));
         let services = components.metrics_services();
-        tasks.listeners.spawn(metrics.serve(services, workers.page_handles(), phases.clone()));
+        tasks.listeners.spawn(metrics.serve(services, workers.pages.clone(), phases.clone()));
         let services = components.admin_services();
-        tasks.listeners.spawn(admin.serve(services, workers.page_handles(), phases.clone()));
+        tasks.listeners.spawn(admin.serve(services, workers.pages.clone(), phases.clone()));
         let services = components.grpc_services(&mut tasks.background)?;
-        let handles = workers.grpc_handles();
+        let handles = workers.grpc.clone();
         let (start, started) = oneshot::channel::<ListenerAcceptor<Listener>>();
         tasks.listeners.spawn(async move {
             // Without it the process stops before it has begun.
