@@ -88,7 +88,7 @@ fn fill(mut page: Page<'_>, state: MetricsSources) -> Page<'_> {
         page.add(optional::XDS, &optional::XdsValues::new(stats, &state.active_rules));
     }
     if let Some(quotas) = &state.quotas {
-        page.add(tollgate_quota::METRICS, &quotas.reading());
+        page.add(tollgate_quota::METRICS, &**quotas);
     }
     page
 }
