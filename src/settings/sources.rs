@@ -11,7 +11,7 @@ use crate::{
     api::admin::{EffectiveSetting, SettingOrigin},
     settings::{
         CATALOG, Sections, Setting, Settings, otel,
-        reference::{self, Given, Own, Translation},
+        reference::{self, Given, Translation},
         value_type::variable,
     },
 };
@@ -129,14 +129,9 @@ impl SettingsSources {
         let given = reader.effective()?;
         let is_given =
             |name: &str| given.iter().any(|given| given.name == name && given.from != SettingOrigin::Default);
-        let Sections { store, redis, links, .. } = sections(&given);
-        let own = Own {
-            store: is_given("store.kind").then_some(store.kind),
-            has_cluster: links.listen.is_some(),
-            has_password_file: redis.password_file.is_some(),
-            has_sentinel_password_file: redis.sentinel_password_file.is_some(),
-        };
-        let mut translation = reference::translate(&self.environment, own);
+        let own = sections(&given);
+        let store = is_given("store.kind").then_some(own.store.kind);
+        let mut translation = reference::translate(&self.environment, &own, store);
         reader.problems.append(&mut translation.problems);
         for Given { setting, value, variable } in &translation.settings {
             reader.set(SettingOrigin::Reference, variable, |_| variable.clone(), setting, value);
