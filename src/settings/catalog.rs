@@ -13,7 +13,7 @@ use crate::{
     api::{self, denial_body::DefaultBody, forward_auth, headers::Listed, recorder::RecordedValues},
     settings::{
         listeners::{CertificateName, ListenAddress},
-        memory::MemoryShare,
+        memory::{ConnectionShare, MemoryShare},
         value_type::{
             COUNT_MAX, LimitStoreKind, Parser, ProgramPart, RedisMode, Setting, StoreKind, URL,
             advertised_address, boolean, bytes, certificate_names, connections, count, file_mode, host_names,
@@ -115,7 +115,7 @@ settings! {
             "Address of the gRPC listener: an IP address and a port, or unix:/path/to.sock.";
         socket_mode: u32 = file_mode() => "0660"
             "Mode of a Unix socket, as in chmod.";
-        max_connections: usize = connections(MemoryShare::GrpcConnections) => "auto"
+        max_connections: usize = connections(ConnectionShare::GRPC) => "auto"
             "Maximum number of gRPC connections; further ones are closed at once. auto: as many as fit into 16 % of the memory at 64 KiB each, from 100 to 10000.";
         max_concurrent_streams: u32 = count(COUNT_MAX) => "1000"
             "Maximum number of concurrent calls on one gRPC connection; clients hold back further calls.";
@@ -143,7 +143,7 @@ settings! {
     "http." Always "HTTP" struct http: Http {
         listen: SocketAddr = socket_address() => "0.0.0.0:8080"
             "Address of the HTTP listener, for probes and POST /json.";
-        max_connections: usize = connections(MemoryShare::HttpConnections) => "auto"
+        max_connections: usize = connections(ConnectionShare::HTTP) => "auto"
             "Maximum number of HTTP connections. auto: as many as fit into 4 % of the memory at 32 KiB each, from 100 to 1000.";
         header_timeout: Duration = time() => "30s"
             "Time for the TLS handshake, and for the header of each HTTP request, also on the admin listener; an idle connection is closed after it.";
@@ -255,7 +255,7 @@ settings! {
     "rlqs." Always "Rate limit quota service" use rlqs: tollgate_quota::QuotaSettings {
         enabled: bool = boolean() => "false"
             "Whether Envoy's rate limit quota service is served on the gRPC port. Only with store.kind memory.";
-        memory: u64 = size(MemoryShare::Quotas) => "auto"
+        memory: u64 = size(MemoryShare::QUOTAS) => "auto"
             "Maximum memory for streams of quotas, their buckets and the divisions of these. Once half is used, a caller gets at most a quarter of what others leave; beyond it streams are refused with RESOURCE_EXHAUSTED, and buckets get no assignment. auto: 5 % of the memory available to the process.";
         max_pairs: usize = count(COUNT_MAX) => "32"
             "Maximum number of pairs of a bucket; buckets with more get no assignment.";
@@ -263,15 +263,15 @@ settings! {
             "Maximum size of the keys and values of a bucket in bytes; larger buckets get no assignment.";
     }
     "memory." Always "Memory of requests and replies" struct memory: Memory {
-        requests: u64 = size(MemoryShare::Requests) => "auto"
+        requests: u64 = size(MemoryShare::REQUESTS) => "auto"
             "Maximum memory for incomplete requests, and for those that wait for their decision; beyond it the oldest incomplete ones are refused. auto: 10 % of the memory available to the process.";
-        replies: u64 = size(MemoryShare::Replies) => "auto"
+        replies: u64 = size(MemoryShare::REPLIES) => "auto"
             "Maximum memory for unsent replies; beyond it, further calls of slow clients wait. auto: 10 % of the memory available to the process.";
     }
     "store." Always "Counters" struct store: Store {
         kind: StoreKind = one_of(&[("memory", StoreKind::Memory), ("redis", StoreKind::Redis)]) => "memory"
             "Place of the counters: memory, or redis for servers of Redis or Valkey that all replicas share.";
-        memory_limit: u64 = size(MemoryShare::Counters) => "auto"
+        memory_limit: u64 = size(MemoryShare::COUNTERS) => "auto"
             "Maximum memory for counters, or with store.kind redis for their last known values. auto: 50 % of the memory available to the process.";
     }
     "store.redis." Redis "Counters in Redis or Valkey" struct redis: Redis {

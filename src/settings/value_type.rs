@@ -14,7 +14,7 @@ use tollgate_cluster::link;
 use tollgate_counter::printable;
 use tollgate_sources::{RuleSourceKind, url::Address};
 
-use crate::settings::{listeners::CertificateName, memory::MemoryShare};
+use crate::settings::{listeners::CertificateName, memory::{ConnectionShare, MemoryShare}};
 
 /// The maximum of a count.
 pub(super) const COUNT_MAX: u64 = 1_000_000;
@@ -336,7 +336,7 @@ pub(super) fn bytes(bounds: RangeInclusive<u64>) -> Parser<u64> {
 pub(super) fn size(share: MemoryShare) -> Parser<u64> {
     let expected = format!(
         "a size of at least {} and at most this machine's memory, as in 512MiB or 2GiB, or auto",
-        ByteSize(share.bytes_min())
+        ByteSize(share.bytes_min)
     );
     parser("SIZE", expected, move |text| match text {
         AUTO => Some(share.bytes()),
@@ -345,7 +345,7 @@ pub(super) fn size(share: MemoryShare) -> Parser<u64> {
 }
 
 /// A count, or `auto` for as many connections as fit into the share of the memory.
-pub(super) fn connections(share: MemoryShare) -> Parser<usize> {
+pub(super) fn connections(share: ConnectionShare) -> Parser<usize> {
     count(COUNT_MAX).or(AUTO, move || share.connections())
 }
 
