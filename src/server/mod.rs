@@ -44,7 +44,7 @@ mod wake_filter;
 mod workers;
 
 pub use lifecycle::Phase;
-pub use metrics::{all_metrics, cluster_metrics, replica_metrics};
+pub use metrics::all_metrics;
 pub use stats::{ListenerStats, ServerStats};
 pub use workers::WorkerPool;
 
