@@ -258,7 +258,7 @@ impl Server {
             tasks.background.spawn(certificates.clone().reload_on_change(poll_interval));
         }
         let (open, opened) = watch::channel(false);
-        let services = components.http_services(opened.clone());
+        let services = components.http_services(opened);
         tasks.listeners.spawn(http.serve(services, workers.http.clone(), phases.clone()));
         let services = components.metrics_services();
         tasks.listeners.spawn(metrics.serve(services, workers.pages.clone(), phases.clone()));
@@ -275,25 +275,16 @@ impl Server {
         });
 
         let serve = async {
-            tokio::try_join!(
-                async {
-                    // Calls are answered, also with an error, after this time.
-                    let _ = timeout(OPEN_AFTER_MAX, components.answerable()).await;
-                    let grpc = grpc.listen().map_err(listen_error("grpc", &grpc_address))?;
-                    info!(listener = "grpc", "taking calls");
-                    // The task waits for it for as long as this process serves.
-                    let _ = start.send(grpc);
-                    open.send_replace(true);
-                    Ok::<(), ServiceError>(())
-                },
-                async {
-                    components.ready().await;
-                    lifecycle::wait_until_open(opened).await;
-                    phase.send_replace(Phase::Serving);
-                    std::future::pending::<Result<(), ServiceError>>().await
-                }
-            )
-            .map(|((), ())| ())
+            // Calls are answered, also with an error, after this time.
+            let _ = timeout(OPEN_AFTER_MAX, components.answerable()).await;
+            let grpc = grpc.listen().map_err(listen_error("grpc", &grpc_address))?;
+            info!(listener = "grpc", "taking calls");
+            // The task waits for it for as long as this process serves.
+            let _ = start.send(grpc);
+            open.send_replace(true);
+            components.ready().await;
+            phase.send_replace(Phase::Serving);
+            std::future::pending().await
         };
         let result = tokio::select! {
             result = serve => result,
