@@ -117,7 +117,7 @@ impl Components {
         let api = Api {
             headers: Arc::new(sections.headers.clone()),
             denial_bodies: denial_bodies.clone(),
-            denials: DenialLog::new(sections.log.denials).map(Arc::new),
+            denials: sections.log.denials.map(DenialLog::new).map(Arc::new),
             recorder: recorder.clone(),
             traces: server.traces.clone(),
             reset_access: sections.admin.token_file.clone().map(admin::Token::new).map(ResetAccess::new),

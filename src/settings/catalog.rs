@@ -1,13 +1,13 @@
 //! The catalog of all settings.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, num::NonZeroU16, path::PathBuf, time::Duration};
 
 use axum::http::HeaderName;
 use tollgate_limiter::limiter;
 use tollgate_shared_store::is_prefix;
 use tollgate_sources::{RuleLocation, RuleSourceKind, url::UrlTemplate, xds};
 use tollgate_store::OnFull;
-use tollgate_telemetry::logs::{self, Denials, LogFormat};
+use tollgate_telemetry::logs::{self, LogFormat};
 
 use crate::{
     api::{self, denial_body::DefaultBody, forward_auth, headers::Listed, recorder::RecordedValues},
@@ -17,7 +17,7 @@ use crate::{
         value_type::{
             COUNT_MAX, LimitStoreKind, Parser, ProgramPart, RedisMode, Setting, StoreKind, URL,
             advertised_address, boolean, bytes, certificate_names, connections, count, file_mode, host_names,
-            host_ports, integer, one_of, or_auto, or_off, pairs, path, read, redis_urls, size,
+            host_ports, integer, one_of, or_auto, or_off, pairs, path, rate, read, redis_urls, size,
             socket_address, text, time, time_between, word,
         },
     },
@@ -375,7 +375,7 @@ settings! {
             "Log level: error, warn, info, debug, trace or off, also per module, as in info,tollgate_rules=debug. Libraries log errors only, unless their module is named, as in info,h2=warn.";
         format: LogFormat = one_of(&[("text", LogFormat::Text), ("json", LogFormat::Json)]) => "text"
             "Log format: text or json.";
-        denials: Denials = read("RATE", Denials::EXPECTED) => "off"
+        denials: Option<NonZeroU16> = rate() => "off"
             "Maximum number of denials logged per second, as in 10/s, with rule, descriptor and limit; off logs none.";
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
     ops::RangeInclusive,
     path::PathBuf,
     time::Duration,
@@ -14,8 +15,13 @@ use tollgate_cluster::link;
 use tollgate_counter::printable;
 use tollgate_sources::{RuleSourceKind, url::Address};
 
-use crate::settings::{listeners::CertificateName, memory::{ConnectionShare, MemoryShare}};
+use crate::settings::{
+    listeners::CertificateName,
+    memory::{ConnectionShare, MemoryShare},
+};
 
+/// The maximum of a rate, per second.
+const RATE_MAX: u16 = 1_000;
 /// The maximum of a count.
 pub(super) const COUNT_MAX: u64 = 1_000_000;
 /// The value that disables a setting.
@@ -311,6 +317,17 @@ pub(super) fn time() -> Parser<Duration> {
 pub(super) fn time_between(min: Duration, max: Duration) -> Parser<Duration> {
     let within = move |text: &str| duration(text).filter(|time| (min..=max).contains(time));
     parser("TIME", format!("a duration from {min:?} to {max:?}"), within)
+}
+
+/// A rate, as in `10/s`; `None` for `off`.
+pub(super) fn rate() -> Parser<Option<NonZeroU16>> {
+    parser("RATE", format!("off, or a rate from 1/s to {RATE_MAX}/s, as in 10/s"), |text| {
+        if text == OFF {
+            return Some(None);
+        }
+        let number = text.strip_suffix("/s")?.parse::<NonZeroU16>().ok();
+        number.filter(|number| number.get() <= RATE_MAX).map(Some)
+    })
 }
 
 /// `true` or `false`.
