@@ -40,15 +40,6 @@ pub(super) const REDIS_TIMEOUT_MAX: Duration = secs(60);
 /// The most connections to each Redis server.
 pub(super) const REDIS_CONNECTIONS_MAX: u64 = 64;
 
-/// The sources of rules that have settings of their own.
-impl ProgramPart {
-    const RULES_URL: Self = Self::Rules(RuleSourceKind::Url);
-    const RULES_XDS: Self = Self::Rules(RuleSourceKind::Xds);
-    const LIMITS: Self = Self::Limits(None);
-    const LIMITS_REDIS: Self = Self::Limits(Some(LimitStoreKind::Redis));
-    const LIMITS_URL: Self = Self::Limits(Some(LimitStoreKind::Url));
-}
-
 settings! {
     "rules." Always "Rules" struct rules: Rules {
         source: RuleSourceKind = one_of(&[("files", RuleSourceKind::Files), ("xds", RuleSourceKind::Xds)]) => "files"
@@ -62,7 +53,7 @@ settings! {
         overlay: Option<PathBuf> = or_off(path()) => "off"
             "File that adds algorithms and other keys to the rules of a control plane; it is compared every rules.poll_interval too.";
     }
-    "rules.url." RULES_URL "Rules from a URL" struct url: RulesUrl {
+    "rules.url." RulesUrl "Rules from a URL" struct url: RulesUrl {
         interval: Duration = time_between(secs(1), secs(24 * 60 * 60)) => "30s"
             "Time between two requests for the rules, up to a fifth of which is left out at random. A request that fails is repeated sooner.";
         timeout: Duration = time_between(millis(100), secs(5 * 60)) => "10s"
@@ -86,7 +77,7 @@ settings! {
         copy: Option<PathBuf> = or_off(path()) => "off"
             "File in which the last rules that were loaded are kept, for a start without the server.";
     }
-    "rules.xds." RULES_XDS "Rules from a control plane" struct xds: Xds {
+    "rules.xds." RulesXds "Rules from a control plane" struct xds: Xds {
         url: Option<String> = or_off(text(URL, "http://HOST:PORT or https://HOST:PORT", xds::is_url)) => "off"
             "Address of the control plane: http://HOST:PORT, or https://HOST:PORT for TLS.";
         node_id: String = word() => "tollgate"
@@ -310,19 +301,19 @@ settings! {
         source: Option<LimitStoreKind> = one_of(&[("none", None), ("redis", Some(LimitStoreKind::Redis)), ("url", Some(LimitStoreKind::Url))]) => "none"
             "Store that names limits of keys, for rules with own: {from: source}: redis for the servers of store.redis, or url.";
     }
-    "limits." LIMITS_URL "Limits of keys from a store" struct limit_url: LimitUrl {
+    "limits." LimitsUrl "Limits of keys from a store" struct limit_url: LimitUrl {
         url: Option<UrlTemplate> = or_off(read(URL, UrlTemplate::EXPECTED)) => "off"
             "URL of the limit of a key. The settings of rules.url apply too, but interval and copy.";
     }
-    "limits." LIMITS "Limits of keys from a store" struct limit_calls: LimitCalls {
+    "limits." Limits "Limits of keys from a store" struct limit_calls: LimitCalls {
         wait: Duration = time_between(Duration::ZERO, secs(1)) => "5ms"
             "Maximum time to wait for the limit of a key that is not cached; then its rule decides.";
     }
-    "limits.redis." LIMITS_REDIS "Limits of keys from a store" struct limit_redis: LimitRedis {
+    "limits.redis." LimitsRedis "Limits of keys from a store" struct limit_redis: LimitRedis {
         prefix: String = text("TEXT", REDIS_PREFIX, is_prefix) => "limits:"
             "First part of the key of each limit.";
     }
-    "limits.cache." LIMITS "Limits of keys from a store" struct limit_cache: LimitCacheSize {
+    "limits.cache." Limits "Limits of keys from a store" struct limit_cache: LimitCacheSize {
         entries: usize = count(100_000_000) => "1000000"
             "Size of the cache in entries of 120 bytes. A key without a limit takes 72 bytes, another one about 180.";
         ttl: Duration = time_between(millis(100), secs(24 * 60 * 60)) => "30s"

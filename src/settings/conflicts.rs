@@ -110,15 +110,23 @@ impl Sections {
         let why = match setting.part {
             ProgramPart::Always => None,
             // Limits at a URL are read by the same client.
-            ProgramPart::Rules(RuleSourceKind::Url) if has_limits(LimitStoreKind::Url) => None,
-            ProgramPart::Rules(kind) => self.rules.unread(kind),
-            ProgramPart::Limits(None) => {
+            ProgramPart::RulesUrl if has_limits(LimitStoreKind::Url) => None,
+            ProgramPart::RulesUrl => {
+                let is_read = self.rules.source == RuleSourceKind::Files
+                    && matches!(self.rules.path, Some(RuleLocation::Url(_)));
+                (!is_read).then_some("needs a URL in rules.path, which is not set")
+            }
+            ProgramPart::RulesXds => {
+                let is_read = self.rules.source == RuleSourceKind::Xds;
+                (!is_read).then_some("needs rules.source xds, which is not set")
+            }
+            ProgramPart::Limits => {
                 self.limits.source.is_none().then_some("needs limits.source, which is not set")
             }
-            ProgramPart::Limits(Some(LimitStoreKind::Redis)) => {
+            ProgramPart::LimitsRedis => {
                 (!has_limits(LimitStoreKind::Redis)).then_some("needs limits.source redis, which is not set")
             }
-            ProgramPart::Limits(Some(LimitStoreKind::Url)) => {
+            ProgramPart::LimitsUrl => {
                 (!has_limits(LimitStoreKind::Url)).then_some("needs limits.source url, which is not set")
             }
             ProgramPart::Redis if has_limits(LimitStoreKind::Redis) => None,
@@ -274,21 +282,6 @@ impl Settings {
         if delay > timeout {
             let what = "drain.delay is longer than drain.timeout, which includes it";
             conflicts.add(format!("{what}: {delay:?} and {timeout:?}"));
-        }
-    }
-}
-
-impl Rules {
-    /// Why settings of a source of this kind have no effect; `None` if it is the one that is read.
-    fn unread(&self, kind: RuleSourceKind) -> Option<&'static str> {
-        let is_url = matches!(self.path, Some(RuleLocation::Url(_)));
-        match (kind, self.source) {
-            (RuleSourceKind::Url, RuleSourceKind::Files) if is_url => None,
-            (RuleSourceKind::Url, _) => Some("needs a URL in rules.path, which is not set"),
-            (RuleSourceKind::Xds, source) if source != kind => {
-                Some("needs rules.source xds, which is not set")
-            }
-            (RuleSourceKind::Files | RuleSourceKind::Xds, _) => None,
         }
     }
 }

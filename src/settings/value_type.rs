@@ -13,7 +13,7 @@ use jiff::SignedDuration;
 use serde_json::{Value as Json, json};
 use tollgate_cluster::link;
 use tollgate_counter::printable;
-use tollgate_sources::{RuleSourceKind, url::Address};
+use tollgate_sources::url::Address;
 
 use crate::settings::{
     listeners::CertificateName,
@@ -54,10 +54,16 @@ pub struct Setting {
 pub(super) enum ProgramPart {
     /// A part that is always there.
     Always,
-    /// A source of rules.
-    Rules(RuleSourceKind),
-    /// Limits of keys from a store of this kind; from any without one.
-    Limits(Option<LimitStoreKind>),
+    /// Rules at a URL.
+    RulesUrl,
+    /// Rules of a control plane.
+    RulesXds,
+    /// Limits of keys from any store.
+    Limits,
+    /// Limits of keys in Redis.
+    LimitsRedis,
+    /// Limits of keys at a URL.
+    LimitsUrl,
     /// Connections to Redis.
     Redis,
     /// Counters in Redis.
