@@ -21,7 +21,6 @@ mod tests;
 pub use service::QuotaService;
 pub use settings::QuotaSettings;
 pub use stats::METRICS;
-pub use stats::QuotaTotals;
 pub use stream::QuotaStream;
 
 /// The path of the method.

@@ -5,7 +5,7 @@ use std::{
     ptr,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -15,6 +15,7 @@ use rustc_hash::FxBuildHasher;
 use tokio::time::{MissedTickBehavior, interval};
 use tollgate_counter::{
     descriptor::Key,
+    metrics::MetricCounter,
     time::{Clock, Timestamp},
 };
 use tollgate_limiter::limiter::Limiter;
@@ -28,7 +29,6 @@ use crate::{
     bucket::QuotaAction,
     memory::{BucketOwner, CallerNumber, QuotaMemory},
     outbox::Outbox,
-    stats::{QuotaStats, QuotaTotals},
 };
 
 /// How often turns without a report are made.
@@ -41,17 +41,34 @@ const STREAM_BYTES: usize = 4 * 1024;
 #[derive(Debug)]
 pub struct QuotaService {
     pub(super) limiter: Limiter,
-    dividers: Arc<Dividers>,
+    pub(super) dividers: Arc<Dividers>,
     // The dividers of all replicas, in a cluster.
     cluster: Option<Arc<dyn Divide>>,
     // This replica among those of the cluster; without one, this process among those that have gone on with one snapshot.
     pub(super) replica: u64,
     pub(super) settings: QuotaSettings,
     pub(super) memory: QuotaMemory,
-    pub(super) stats: Arc<QuotaStats>,
+    pub(super) stats: QuotaStats,
     clock: Clock,
     outboxes: DashMap<u64, Arc<Outbox>, FxBuildHasher>,
     next_stream: AtomicU32,
+}
+
+/// What has happened to streams and their buckets.
+#[derive(Debug, Default)]
+pub(super) struct QuotaStats {
+    pub(super) streams: AtomicUsize,
+    pub(super) buckets: AtomicUsize,
+    pub(super) reports: MetricCounter,
+    pub(super) allowed: MetricCounter,
+    pub(super) denied: MetricCounter,
+    pub(super) assignments: MetricCounter,
+    pub(super) abandoned: MetricCounter,
+    pub(super) refused_streams: MetricCounter,
+    pub(super) invalid: MetricCounter,
+    pub(super) unassigned: MetricCounter,
+    pub(super) implausible: MetricCounter,
+    pub(super) too_many: MetricCounter,
 }
 
 impl QuotaService {
@@ -64,7 +81,7 @@ impl QuotaService {
             replica: clock.now().as_nanos(),
             settings,
             memory: QuotaMemory::new(settings.memory),
-            stats: Arc::default(),
+            stats: QuotaStats::default(),
             clock,
             outboxes: DashMap::default(),
             next_stream: AtomicU32::new(1),
@@ -165,20 +182,13 @@ impl QuotaService {
         self.clock.now()
     }
 
-    /// The numbers of this moment.
-    pub fn reading(&self) -> QuotaTotals {
-        let dividers = self.dividers.stats();
-        let granted = self.dividers.granted();
-        QuotaTotals {
-            stats: self.stats.clone(),
-            memory: self.memory.bytes(self.now()),
-            divided: self.dividers.len(),
-            granted_per_second: granted.rate.per_second,
-            granted_hits: granted.hits,
-            beyond_grant: dividers.beyond_grant.get(),
-            visited: dividers.visited.get(),
-            convergence: dividers.convergence.buckets(),
-            too_many: self.stats.too_many.get() + dividers.refused.get(),
-        }
+    /// Memory that streams, their buckets and the divisions of these take, in bytes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.memory.bytes(self.now())
+    }
+
+    /// The number of buckets that were refused, for lack of memory or of a place of their limit.
+    pub(super) fn refused_buckets(&self) -> u64 {
+        self.stats.too_many.get() + self.dividers.stats().refused.get()
     }
 }

@@ -1,5 +1,7 @@
 //! Logs a sample of denials: the first few of each second.
 
+use std::num::NonZeroU16;
+
 use tollgate_counter::{
     algorithm::Operation,
     descriptor::{self, Entry},
@@ -17,12 +19,9 @@ const DESCRIPTOR_BYTES_MAX: usize = 256;
 pub(crate) struct DenialLog(Sampler);
 
 impl DenialLog {
-    /// `None` if denials are not logged.
-    pub(crate) fn new(settings: logs::Denials) -> Option<Self> {
-        match settings {
-            logs::Denials::Off => None,
-            logs::Denials::PerSecond(number) => Some(Self(Sampler::new(number))),
-        }
+    /// Logs at most `per_second` denials, the first of each second.
+    pub(crate) fn new(per_second: NonZeroU16) -> Self {
+        Self(Sampler::new(per_second))
     }
 
     /// Logs the denied descriptors of a request that was decided at `now`, within the bound.

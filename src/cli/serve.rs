@@ -21,7 +21,7 @@ use tollgate_tools::{USAGE, examples};
 use tracing::{error, info, warn};
 
 use crate::{
-    server::{Server, StopSignal, WorkerPool},
+    server::{Server, ServiceError, StopSignal, WorkerPool},
     settings::{
         BackendChoice, CATALOG, ListenAddress, ListenerTlsFiles, Settings, SettingsSources, environment,
     },
@@ -145,7 +145,7 @@ pub(super) fn run(matches: &ArgMatches) -> ExitCode {
         }
     };
     let running = Stopwatch::start();
-    let log_control = match logs::start(&settings.log, move || running.elapsed().as_secs()) {
+    let log_control = match logs::start(&settings.sections.log, move || running.elapsed().as_secs()) {
         Ok(log_control) => log_control,
         Err(error) => {
             eprintln!("{error}");
@@ -202,7 +202,7 @@ fn sources(matches: &ArgMatches) -> SettingsSources {
     }
 }
 
-async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), Box<dyn std::error::Error>> {
+async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), ServiceError> {
     let (sender, shutdown) = mpsc::channel(2);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -226,7 +226,7 @@ async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), 
         let variables = settings.without_effect.join(", ");
         warn!(variables, "some variables of envoyproxy/ratelimit have no effect");
     }
-    let flags = flags_to_ask(settings.tls.grpc.as_ref());
+    let flags = flags_to_ask(settings.grpc_tls.as_ref());
     let server = Server::bind(settings, Clock::system())
         .await?
         .with_logs(log_control)
@@ -238,8 +238,7 @@ async fn serve(settings: Settings, log_control: logs::LogControl) -> Result<(), 
     info!(listener = "metrics", address = %addresses.metrics, "listening");
     let to = callable(addresses.grpc);
     info!(command = format!("tollgate ask --to {to}{flags} DOMAIN key=value"), "example request");
-    server.run(shutdown).await?;
-    Ok(())
+    server.run(shutdown).await
 }
 
 /// An address that a client on this machine can connect to: the loopback if the server listens on all addresses.

@@ -33,7 +33,7 @@ use crate::{
         Phase, Server, ServiceError, Tasks, lifecycle,
         limits::LimitLookups,
         metrics::{self, MetricsSources},
-        replica,
+        password_error, replica,
         services::Services,
     },
     settings::{BackendChoice, Settings},
@@ -75,9 +75,11 @@ impl Components {
         tasks: &mut Tasks,
     ) -> Result<Self, ServiceError> {
         let settings = server.settings.clone();
+        let sections = &settings.sections;
         let clock = server.clock.clone();
         let connect = |settings| {
             SharedStore::start(settings, clock.clone(), active_rules.clone(), &mut tasks.background)
+                .map_err(password_error)
         };
         let shared_store = settings.shared_store.clone().map(connect).transpose()?;
         let remote = match (&cluster, &shared_store) {
@@ -87,18 +89,19 @@ impl Components {
         };
         let look_up = |settings| {
             LimitLookups::start(settings, shared_store.as_ref(), clock.clone(), &mut tasks.background)
+                .map_err(password_error)
         };
         let limits = settings.limits.clone().map(look_up).transpose()?;
         let limiter = Limiter::new(active_rules.clone(), persistence.memory.clone(), clock.clone())
             .with_remote(remote)
             .with_limits(limits.as_ref().map(|limits| limits.cache.clone()))
-            .with_modes(settings.limiter)
-            .with_metrics(Arc::new(limiter::LimiterMetrics::new(settings.metrics.top_keys)));
-        let is_alone = settings.rlqs.enabled && cluster.is_none();
+            .with_modes(sections.limiter)
+            .with_metrics(Arc::new(limiter::LimiterMetrics::new(sections.metrics.top_keys)));
+        let is_alone = sections.rlqs.enabled && cluster.is_none();
         let own_dividers = is_alone.then(|| persistence.start_dividers(clock.now()));
         let dividers = own_dividers.as_ref().or(cluster.as_ref().map(Cluster::dividers)).cloned();
-        let quotas = dividers.filter(|_| settings.rlqs.enabled).map(|dividers| {
-            let quotas = QuotaService::new(limiter.clone(), dividers, clock.clone(), settings.rlqs);
+        let quotas = dividers.filter(|_| sections.rlqs.enabled).map(|dividers| {
+            let quotas = QuotaService::new(limiter.clone(), dividers, clock.clone(), sections.rlqs);
             let Some(cluster) = &cluster else { return Arc::new(quotas) };
             let quotas = Arc::new(quotas.in_cluster(cluster.local_id().number(), Arc::new(cluster.clone())));
             let service = Arc::downgrade(&quotas);
@@ -109,16 +112,16 @@ impl Components {
             });
             quotas
         });
-        let denial_bodies = Arc::new(DenialBodies::new(&settings.denial));
-        let recorder = settings.admin.record.map(|values| Arc::new(Recorder::new(values)));
+        let denial_bodies = Arc::new(DenialBodies::new(&sections.denial));
+        let recorder = sections.admin.record.map(|values| Arc::new(Recorder::new(values)));
         let api = Api {
-            headers: Arc::new(settings.headers.clone()),
+            headers: Arc::new(sections.headers.clone()),
             denial_bodies: denial_bodies.clone(),
-            denials: DenialLog::new(settings.log.denials).map(Arc::new),
+            denials: sections.log.denials.map(DenialLog::new).map(Arc::new),
             recorder: recorder.clone(),
             traces: server.traces.clone(),
-            reset_access: settings.admin.token_file.clone().map(admin::Token::new).map(ResetAccess::new),
-            ..Api::new(limiter.clone(), settings.api)
+            reset_access: sections.admin.token_file.clone().map(admin::Token::new).map(ResetAccess::new),
+            ..Api::new(limiter.clone(), sections.api)
         };
         let rule_source = settings.rules.source.described();
         let store_settings = settings.shared_store.as_ref();
@@ -144,7 +147,7 @@ impl Components {
             limits: limits.as_ref().map(|limits| limits.cache.clone()),
             rule_source: rule_source.clone(),
             quotas: quotas.clone(),
-            reference_names: settings.metrics.reference_names,
+            reference_names: sections.metrics.reference_names,
         };
         let admin = AdminState {
             rule_source,
@@ -155,7 +158,7 @@ impl Components {
             limiter,
             quotas,
             denial_bodies,
-            reader: RequestReader::new(settings.api.bounds(), JSON_BODIES_BYTES_MAX),
+            reader: RequestReader::new(sections.api.bounds(), JSON_BODIES_BYTES_MAX),
             settings: settings.given.clone().into(),
             logs: server.logs.clone(),
             recorder,
@@ -251,32 +254,36 @@ impl Components {
         let names = lifecycle::health_names(quotas.is_some());
         let clock = self.admin.clock.clone();
         background.spawn(lifecycle::report_health(reporter, names, self.probe.clone(), clock));
-        Ok(Services::grpc(grpc_routes(health)?, self.api.clone(), quotas, self.callers.clone()))
+        Ok(self.services(grpc_routes(health)?, quotas))
     }
 
     /// The services of the HTTP listener.
     pub(super) fn http_services(&self, opened: watch::Receiver<bool>) -> Services {
-        let connections_max = self.settings.http.max_connections;
+        let connections_max = self.settings.sections.http.max_connections;
         let calls_max = connections_max - connections_max.div_ceil(PROBE_SHARE).min(connections_max - 1);
         let api = self.api.clone();
         let reader = self.admin.reader.clone();
-        let check = self.settings.check.clone();
-        let hosts = Hosts::new(self.settings.http.hosts.clone());
+        let check = self.settings.sections.check.clone();
+        let hosts = Hosts::new(self.settings.sections.http.hosts.clone());
         let router = http::router(api, self.probe.clone(), reader, check, hosts, calls_max, opened);
-        Services::http(router, self.callers.clone())
+        self.services(router, None)
     }
 
     /// The services of the admin listener.
     pub(super) fn admin_services(&self) -> Services {
         let limits = http::limits_router(self.api.clone(), self.admin.reader.clone());
         let more = admin::page::router(self.live.clone()).merge(limits);
-        let router = admin::router(self.admin.clone(), self.settings.admin.token_file.clone(), more);
-        Services::http(router, self.callers.clone())
+        let router = admin::router(self.admin.clone(), self.settings.sections.admin.token_file.clone(), more);
+        self.services(router, None)
     }
 
     /// The services of the metrics listener.
     pub(super) fn metrics_services(&self) -> Services {
-        Services::http(metrics::router(self.metrics.clone()), self.callers.clone())
+        self.services(metrics::router(self.metrics.clone()), None)
+    }
+
+    fn services(&self, router: axum::Router, quotas: Option<Arc<QuotaService>>) -> Services {
+        Services::new(router, self.api.clone(), quotas, self.callers.clone())
     }
 }
 
@@ -327,10 +334,7 @@ pub(super) fn grpc_routes(health: HealthServer<impl Health>) -> Result<axum::Rou
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let failed = |error: tonic_reflection::server::Error| ServiceError::TaskFailed {
-        task: "gRPC reflection",
-        reason: error.to_string(),
-    };
+    let failed = |error: tonic_reflection::server::Error| format!("gRPC reflection failed: {error}");
     // Many tools, such as ghz, ask in the first version only.
     let v1 = reflection().build_v1().map_err(failed)?;
     let v1alpha = reflection().build_v1alpha().map_err(failed)?;

@@ -7,20 +7,21 @@
 
 use std::{
     collections::VecDeque,
-    future::Future,
+    future::{Future, poll_fn},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
+use futures_util::future::BoxFuture;
 use h2::{
     Ping, PingPong, Reason,
     server::{Builder, Connection as Http2Connection, Handshake},
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, Sleep, sleep},
+    time::{Sleep, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -62,25 +63,18 @@ pub(super) struct GrpcConnection<W> {
     // Bytes of the window withheld by incomplete calls, as last reported to HTTP/2.
     withheld: usize,
     unsent: Unsent,
-    shutdown: ConnectionShutdown,
+    // Set once the client was sent GOAWAY: the end of its time to acknowledge that. From then on the connection closes
+    // after its last call.
+    shutdown: Option<Pin<Box<Sleep>>>,
     // Cancelled when the connection is to be closed, for its streams.
     closing: CancellationToken,
     // Whether HTTP/2 has replies or other frames that the last pass did not write.
     has_unwritten: bool,
 }
 
-/// State of the graceful shutdown.
-enum ConnectionShutdown {
-    NotRequested,
-    /// The client was sent GOAWAY. Wait for its acknowledgement until the timer fires.
-    Requested(Pin<Box<Sleep>>),
-    /// The client did not acknowledge in time: the connection closes after its last call.
-    Overdue,
-}
-
 enum ConnectionState<W> {
     Handshake(Handshake<CorkedIo<W>, ReplyPart>),
-    Open(Http2Connection<CorkedIo<W>, ReplyPart>, WakeFiltered<KeepaliveTimer>),
+    Open(Http2Connection<CorkedIo<W>, ReplyPart>, WakeFiltered<BoxFuture<'static, ()>>),
 }
 
 /// Result of one pass of reading, deciding and writing.
@@ -128,7 +122,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> GrpcConnection<W> {
             requests: ConnectionBytes::new(budgets.requests.clone()),
             withheld: 0,
             unsent: Unsent::new(budgets.replies.clone()),
-            shutdown: ConnectionShutdown::NotRequested,
+            shutdown: None,
             closing: CancellationToken::new(),
             has_unwritten: false,
         }
@@ -136,7 +130,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> GrpcConnection<W> {
 
     /// Starts a graceful shutdown: accepts no more calls and closes after the last one.
     pub(super) fn shut_down(&mut self) {
-        self.shutdown = ConnectionShutdown::Requested(Box::pin(sleep(SHUTDOWN_ACK_TIMEOUT)));
+        self.shutdown = Some(Box::pin(sleep(SHUTDOWN_ACK_TIMEOUT)));
         self.closing.cancel();
         match &mut self.state {
             ConnectionState::Handshake(_) => {}
@@ -166,8 +160,8 @@ impl<W: AsyncRead + AsyncWrite + Unpin> Future for GrpcConnection<W> {
         }
         match &mut this.state {
             ConnectionState::Handshake(_) => Poll::Pending,
-            ConnectionState::Open(_, keepalive_timer) => {
-                Pin::new(keepalive_timer).poll(cx).map(|()| Err(ConnectionError::KeepaliveTimeout))
+            ConnectionState::Open(_, keepalive) => {
+                Pin::new(keepalive).poll(cx).map(|()| Err(ConnectionError::KeepaliveTimeout))
             }
         }
     }
@@ -193,12 +187,7 @@ impl<W: AsyncRead + AsyncWrite + Unpin> GrpcConnection<W> {
 
     /// Whether the time to acknowledge the graceful shutdown has passed.
     fn is_overdue(&mut self, cx: &mut Context<'_>) -> bool {
-        if let ConnectionShutdown::Requested(end) = &mut self.shutdown
-            && end.as_mut().poll(cx).is_ready()
-        {
-            self.shutdown = ConnectionShutdown::Overdue;
-        }
-        matches!(self.shutdown, ConnectionShutdown::Overdue)
+        self.shutdown.as_mut().is_some_and(|end| end.as_mut().poll(cx).is_ready())
     }
 
     /// Sends GOAWAY and closes the connection.
@@ -220,13 +209,11 @@ impl<W: AsyncRead + AsyncWrite + Unpin> GrpcConnection<W> {
             return Ok(ConnectionProgress::new(self.io_handle.is_read_budget_spent()));
         };
         let mut connection = connection?;
-        let keepalive_timer =
-            KeepaliveTimer::new(self.keepalive, self.io_handle.clone(), connection.ping_pong());
-        match self.shutdown {
-            ConnectionShutdown::NotRequested => {}
-            ConnectionShutdown::Requested(_) | ConnectionShutdown::Overdue => connection.graceful_shutdown(),
+        let keepalive = keep_alive(self.keepalive, self.io_handle.clone(), connection.ping_pong());
+        if self.shutdown.is_some() {
+            connection.graceful_shutdown();
         }
-        self.state = ConnectionState::Open(connection, WakeFiltered::new(keepalive_timer));
+        self.state = ConnectionState::Open(connection, WakeFiltered::new(Box::pin(keepalive)));
         Ok(ConnectionProgress::Active)
     }
 
@@ -268,11 +255,11 @@ impl<W: AsyncRead + AsyncWrite + Unpin> GrpcConnection<W> {
                     }
                 }
             }
-            calls.begin_or_defer(&mut accepted, &mut self.deferred, batch.as_mut(), &mut cx);
+            calls.begin_or_defer(&mut accepted, &mut self.deferred, &mut batch, &mut cx);
         }
-        calls.begin_or_defer(&mut accepted, &mut self.deferred, batch.as_mut(), &mut cx);
+        calls.begin_or_defer(&mut accepted, &mut self.deferred, &mut batch, &mut cx);
         if !self.deferred.is_empty() {
-            has_progressed |= calls.begin_deferred(&mut self.deferred, batch.as_mut(), &mut cx);
+            has_progressed |= calls.begin_deferred(&mut self.deferred, &mut batch, &mut cx);
         }
         drop(batch);
         self.io_handle.uncork();
@@ -299,49 +286,27 @@ pub(super) struct Keepalive {
     pub(super) timeout: Duration,
 }
 
-/// Sends keepalive pings. Completes when the client does not reply.
-struct KeepaliveTimer {
-    keepalive: Keepalive,
+/// Sends keepalive pings. Completes when the client has not replied to one in time. `pings` is `None` only if it was
+/// already taken, which does not happen.
+async fn keep_alive(
+    Keepalive { interval, timeout }: Keepalive,
     io_handle: IoHandle,
-    // `None` only if `ping_pong` was already taken, which does not happen.
-    pings: Option<PingPong>,
-    next: Pin<Box<Sleep>>,
-    is_ping_sent: bool,
-}
-
-impl KeepaliveTimer {
-    fn new(keepalive: Keepalive, io_handle: IoHandle, pings: Option<PingPong>) -> Self {
-        Self { keepalive, io_handle, pings, next: Box::pin(sleep(keepalive.interval)), is_ping_sent: false }
-    }
-
-    fn send_ping(&mut self, cx: &mut Context<'_>) {
-        if let Some(pings) = &mut self.pings {
+    mut pings: Option<PingPong>,
+) {
+    loop {
+        sleep(interval).await;
+        if io_handle.take_received() {
+            continue;
+        }
+        if let Some(pings) = &mut pings {
             // The previous pong must be taken before the next ping. Connection errors are reported by the connection
             // itself.
-            let _ = pings.poll_pong(cx);
+            let _ = poll_fn(|cx| Poll::Ready(pings.poll_pong(cx))).await;
             let _ = pings.send_ping(Ping::opaque());
         }
-    }
-}
-
-/// Completes when the client has not replied to a ping in time.
-impl Future for KeepaliveTimer {
-    type Output = ();
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let this = self.get_mut();
-        let Keepalive { interval, timeout } = this.keepalive;
-        loop {
-            ready!(this.next.as_mut().poll(cx));
-            let is_silent = !this.io_handle.take_received();
-            if is_silent && this.is_ping_sent {
-                return Poll::Ready(());
-            }
-            this.is_ping_sent = is_silent;
-            if is_silent {
-                this.send_ping(cx);
-            }
-            this.next.as_mut().reset(Instant::now() + if is_silent { timeout } else { interval });
+        sleep(timeout).await;
+        if !io_handle.take_received() {
+            return;
         }
     }
 }

@@ -122,12 +122,6 @@ pub(super) async fn wait_for_phase(mut phases: watch::Receiver<Phase>, phase: Ph
     let _ = phases.wait_for(|now| *now >= phase).await;
 }
 
-/// Waits until calls are answered.
-pub(super) async fn wait_until_open(mut opened: watch::Receiver<bool>) {
-    // An error means that the sender was dropped, which ends the wait too.
-    let _ = opened.wait_for(|is_open| *is_open).await;
-}
-
 /// The names whose health is reported.
 pub(super) fn health_names(has_quotas: bool) -> Vec<&'static str> {
     HEALTH_NAMES.into_iter().chain(has_quotas.then_some(QUOTA_SERVICE)).collect()

@@ -1,6 +1,6 @@
 //! Builds all components of the service in order, and runs them.
 
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytesize::ByteSize;
 use tokio::{
@@ -12,15 +12,12 @@ use tollgate_cluster::link;
 use tollgate_counter::time::{Clock, ClockOutOfRange};
 use tollgate_rules::{ActiveRules, RuleStatsRegistry};
 use tollgate_shared_store::PasswordError;
-use tollgate_telemetry::{
-    logs::LogControl,
-    traces::{self, Traces},
-};
+use tollgate_telemetry::{logs::LogControl, traces::Traces};
 use tracing::info;
 
 use crate::{
     api::admin,
-    settings::{self, ListenAddress, Settings},
+    settings::{self, ListenAddress, Sections, Settings},
 };
 
 mod acceptor;
@@ -47,9 +44,8 @@ mod wake_filter;
 mod workers;
 
 pub use lifecycle::Phase;
-pub use metrics::{all_metrics, cluster_metrics, replica_metrics};
+pub use metrics::all_metrics;
 pub use stats::{ListenerStats, ServerStats};
-pub use tls::CertificateFileError;
 pub use workers::WorkerPool;
 
 #[cfg(any(test, fuzzing))]
@@ -95,49 +91,8 @@ pub enum StopSignal {
     Interrupt,
 }
 
-/// Why the service cannot start, or has stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum ServiceError {
-    /// An address cannot be bound.
-    #[error("{listener}.listen: cannot listen on {address}: {error}")]
-    Listen {
-        /// The name of the listener.
-        listener: &'static str,
-        /// The configured address.
-        address: ListenAddress,
-        /// The cause.
-        error: io::Error,
-    },
-    /// There are no rule files.
-    #[error("rules.path: {path} does not exist; with rules.required false the service starts without it", path = .0.display())]
-    RulesMissing(PathBuf),
-    /// The clock of the machine is wrong.
-    #[error(transparent)]
-    Clock(#[from] ClockOutOfRange),
-    /// Certificates cannot be used.
-    #[error(transparent)]
-    Certificates(#[from] CertificateFileError),
-    /// The trace exporter cannot start.
-    #[error("cannot export traces: {0}")]
-    Traces(#[from] traces::TraceError),
-    /// The cluster links cannot start, or failed.
-    #[error(transparent)]
-    Cluster(#[from] link::LinkError),
-    /// A password of the shared store cannot be read.
-    #[error("store.redis.password_file: {0}")]
-    Password(#[from] PasswordError),
-    /// The admin token cannot be used.
-    #[error(transparent)]
-    Token(#[from] admin::TokenError),
-    /// A task of the service exited.
-    #[error("{task} failed: {reason}")]
-    TaskFailed {
-        /// The name of the task.
-        task: &'static str,
-        /// The cause.
-        reason: String,
-    },
-}
+/// Why the service cannot start, or has stopped, as a text for the operator.
+pub type ServiceError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The service with bound listeners, before it accepts connections.
 #[derive(Debug)]
@@ -172,14 +127,16 @@ impl Server {
     /// Loads the certificates and binds all listeners. Fails if any of them is invalid, or the clock is.
     pub async fn bind(settings: Settings, clock: Clock) -> Result<Self, ServiceError> {
         clock.require_in_range()?;
+        let sections = &settings.sections;
         if let Some(path) = settings.rules.missing_path() {
-            return Err(ServiceError::RulesMissing(path.to_owned()));
+            let what = "does not exist; with rules.required false the service starts without it";
+            return Err(format!("rules.path: {} {what}", path.display()).into());
         }
-        if let Some(path) = &settings.admin.token_file {
+        if let Some(path) = &sections.admin.token_file {
             admin::Token::new(path.clone()).read()?;
         }
         let stats = ServerStats::default();
-        let budgets = Budgets::new(&settings.memory);
+        let budgets = Budgets::new(&sections.memory);
         let load = |listener, files: &Option<_>, protocols: &Protocols, stats: &Arc<_>| {
             let load = |files: &settings::ListenerTlsFiles| {
                 let files = files.clone();
@@ -189,21 +146,21 @@ impl Server {
             };
             files.as_ref().map(load).transpose()
         };
-        let grpc = Protocols::grpc(&settings.grpc);
-        let http = Protocols::http(&settings.http);
-        let grpc_tls = load("grpc", &settings.tls.grpc, &grpc, &stats.grpc)?;
-        let http_tls = load("http", &settings.tls.http, &http, &stats.http)?;
+        let grpc = Protocols::grpc(&sections.grpc);
+        let http = Protocols::http(&sections.http);
+        let grpc_tls = load("grpc", &settings.grpc_tls, &grpc, &stats.grpc)?;
+        let http_tls = load("http", &settings.http_tls, &http, &stats.http)?;
         let tcp = ListenAddress::Tcp;
-        let grpc_at = BoundListener::bind(&settings.grpc.listen, settings.grpc.socket_mode).await;
-        let grpc_at = grpc_at.map_err(|error| listen_error("grpc", &settings.grpc.listen, error))?;
-        let http_at = listen("http", tcp(settings.http.listen)).await?;
-        let admin_at = listen("admin", tcp(settings.admin.listen)).await?;
-        let metrics_at = listen("metrics", tcp(settings.metrics.listen)).await?;
+        let grpc_at = BoundListener::bind(&sections.grpc.listen, sections.grpc.socket_mode).await;
+        let grpc_at = grpc_at.map_err(listen_error("grpc", &sections.grpc.listen))?;
+        let http_at = listen("http", tcp(sections.http.listen)).await?;
+        let admin_at = listen("admin", tcp(sections.admin.listen)).await?;
+        let metrics_at = listen("metrics", tcp(sections.metrics.listen)).await?;
         let with_http = |name, max, certificates, stats: &Arc<_>| ListenerTerms {
             name,
             certificates,
             protocols: http.clone(),
-            limits: acceptor::Limits::http(max, settings.http.header_timeout),
+            limits: acceptor::Limits::http(max, sections.http.header_timeout),
             budgets: budgets.clone(),
             stats: Arc::clone(stats),
             idle: Some(Arc::default()),
@@ -212,20 +169,21 @@ impl Server {
             name: "grpc",
             certificates: grpc_tls,
             protocols: grpc,
-            limits: acceptor::Limits::grpc(&settings.grpc),
+            limits: acceptor::Limits::grpc(&sections.grpc),
             budgets: budgets.clone(),
             stats: stats.grpc.clone(),
             idle: None,
         };
-        let http = with_http("http", settings.http.max_connections, http_tls, &stats.http);
-        let admin = with_http("admin", settings.admin.max_connections, None, &stats.admin);
-        let metrics = with_http("metrics", settings.metrics.max_connections, None, &stats.metrics);
+        let http = with_http("http", sections.http.max_connections, http_tls, &stats.http);
+        let admin = with_http("admin", sections.admin.max_connections, None, &stats.admin);
+        let metrics = with_http("metrics", sections.metrics.max_connections, None, &stats.metrics);
+        let traces = settings.traces.as_ref().map(Traces::start).transpose();
         Ok(Self {
             grpc: ListenerAcceptor { listener: grpc_at, terms: grpc },
             http: ListenerAcceptor { listener: http_at, terms: http },
             admin: ListenerAcceptor { listener: admin_at, terms: admin },
             metrics: ListenerAcceptor { listener: metrics_at, terms: metrics },
-            traces: settings.traces.as_ref().map(Traces::start).transpose()?,
+            traces: traces.map_err(|error| format!("cannot export traces: {error}"))?,
             settings,
             clock,
             stats,
@@ -264,7 +222,7 @@ impl Server {
     }
 
     fn log_bounds(&self) {
-        let Settings { store, memory, grpc, http, .. } = &self.settings;
+        let Sections { store, memory, grpc, http, .. } = &self.settings.sections;
         info!(
             counters = %ByteSize(store.memory_limit),
             requests = %ByteSize(memory.requests),
@@ -282,17 +240,17 @@ impl Server {
         self.log_bounds();
         let (phase, phases) = watch::channel(Phase::Starting);
         let mut tasks = Tasks::default();
-        let rule_stats = RuleStatsRegistry::new(self.settings.metrics.names_per_rule);
+        let rule_stats = RuleStatsRegistry::new(self.settings.sections.metrics.names_per_rule);
         let active_rules = Arc::new(ActiveRules::with_stats(rule_stats));
         let settings = self.settings.clone();
         let (persistence, cluster) =
             replica::start(settings.cluster, settings.store, &self.clock, &active_rules, &mut tasks).await?;
         let components =
             Components::new(&self, active_rules, persistence, cluster, phases.clone(), &mut tasks)?;
-        let Self { grpc, http, admin, metrics, traces, settings, stats, mut workers, .. } = self;
-        let mut drain = settings.drain;
-        let poll_interval = settings.tls.poll_interval;
-        let grpc_address = settings.grpc.listen;
+        let Self { grpc, http, admin, metrics, traces, settings, stats, workers, .. } = self;
+        let mut drain = settings.sections.drain;
+        let poll_interval = settings.sections.certificates.poll_interval;
+        let grpc_address = settings.sections.grpc.listen;
         components.spawn_background(&mut tasks.background);
         tasks.clock.spawn(components.follow_system_clock());
         tasks.background.spawn(workers.worker_exit());
@@ -300,14 +258,14 @@ impl Server {
             tasks.background.spawn(certificates.clone().reload_on_change(poll_interval));
         }
         let (open, opened) = watch::channel(false);
-        let services = components.http_services(opened.clone());
-        tasks.listeners.spawn(http.serve(services, workers.http_handles(), phases.clone()));
+        let services = components.http_services(opened);
+        tasks.listeners.spawn(http.serve(services, workers.http.clone(), phases.clone()));
         let services = components.metrics_services();
-        tasks.listeners.spawn(metrics.serve(services, workers.page_handles(), phases.clone()));
+        tasks.listeners.spawn(metrics.serve(services, workers.pages.clone(), phases.clone()));
         let services = components.admin_services();
-        tasks.listeners.spawn(admin.serve(services, workers.page_handles(), phases.clone()));
+        tasks.listeners.spawn(admin.serve(services, workers.pages.clone(), phases.clone()));
         let services = components.grpc_services(&mut tasks.background)?;
-        let handles = workers.grpc_handles();
+        let handles = workers.grpc.clone();
         let (start, started) = oneshot::channel::<ListenerAcceptor<Listener>>();
         tasks.listeners.spawn(async move {
             // Without it the process stops before it has begun.
@@ -317,25 +275,16 @@ impl Server {
         });
 
         let serve = async {
-            tokio::try_join!(
-                async {
-                    // Calls are answered, also with an error, after this time.
-                    let _ = timeout(OPEN_AFTER_MAX, components.answerable()).await;
-                    let grpc = grpc.listen().map_err(|error| listen_error("grpc", &grpc_address, error))?;
-                    info!(listener = "grpc", "taking calls");
-                    // The task waits for it for as long as this process serves.
-                    let _ = start.send(grpc);
-                    open.send_replace(true);
-                    Ok::<(), ServiceError>(())
-                },
-                async {
-                    components.ready().await;
-                    lifecycle::wait_until_open(opened).await;
-                    phase.send_replace(Phase::Serving);
-                    std::future::pending::<Result<(), ServiceError>>().await
-                }
-            )
-            .map(|((), ())| ())
+            // Calls are answered, also with an error, after this time.
+            let _ = timeout(OPEN_AFTER_MAX, components.answerable()).await;
+            let grpc = grpc.listen().map_err(listen_error("grpc", &grpc_address))?;
+            info!(listener = "grpc", "taking calls");
+            // The task waits for it for as long as this process serves.
+            let _ = start.send(grpc);
+            open.send_replace(true);
+            components.ready().await;
+            phase.send_replace(Phase::Serving);
+            std::future::pending().await
         };
         let result = tokio::select! {
             result = serve => result,
@@ -372,9 +321,9 @@ struct Tasks {
 impl Tasks {
     /// Waits until one of the tasks exits.
     async fn exit(&mut self) -> ServiceError {
-        let failed = |task, exit: Result<(), String>| {
+        let failed = |task, exit: Result<(), String>| -> ServiceError {
             let reason = exit.err().unwrap_or_else(|| "task exited unexpectedly".to_owned());
-            ServiceError::TaskFailed { task, reason }
+            format!("{task} failed: {reason}").into()
         };
         tokio::select! {
             exit = exit_of(&mut self.links) => match exit {
@@ -402,9 +351,15 @@ async fn exit_of<T: 'static>(tasks: &mut JoinSet<T>) -> Result<T, String> {
 
 async fn listen(listener: &'static str, address: ListenAddress) -> Result<Listener, ServiceError> {
     let listening = BoundListener::bind(&address, 0).await.and_then(BoundListener::listen);
-    listening.map_err(|error| listen_error(listener, &address, error))
+    Ok(listening.map_err(listen_error(listener, &address))?)
 }
 
-fn listen_error(listener: &'static str, address: &ListenAddress, error: io::Error) -> ServiceError {
-    ServiceError::Listen { listener, address: address.clone(), error }
+/// Says which listener cannot listen on its address.
+fn listen_error(listener: &str, address: &ListenAddress) -> impl FnOnce(io::Error) -> String {
+    move |error| format!("{listener}.listen: cannot listen on {address}: {error}")
+}
+
+/// Says which setting names the file of a password of the shared store that cannot be read.
+fn password_error(error: PasswordError) -> String {
+    format!("store.redis.password_file: {error}")
 }

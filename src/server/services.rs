@@ -39,8 +39,8 @@ const INVALID_ARGUMENT: HeaderValue = HeaderValue::from_static("3");
 #[derive(Clone, Debug)]
 pub(super) struct Services {
     router: Router,
-    // The rate limit service, which bypasses the router.
-    api: Option<Api>,
+    /// The rate limit service, which gRPC calls without the router.
+    pub(super) api: Api,
     /// The rate limit quota service, if it is enabled.
     pub(super) quotas: Option<Arc<QuotaService>>,
     /// The address of the client.
@@ -50,34 +50,29 @@ pub(super) struct Services {
     // Activity of the connection, if the listener closes idle connections.
     activity: Option<Arc<Activity>>,
     callers: CallerRegistry,
-    // What this connection uses of what all share.
-    caller: Caller,
+    /// What this connection uses of what all share.
+    pub(super) caller: Caller,
 }
 
 impl Services {
-    /// Services over HTTP.
-    pub(super) fn http(router: Router, callers: CallerRegistry) -> Self {
+    /// `api` is the rate limit service, `quotas` that of quotas, `router` has the other services.
+    pub(super) fn new(
+        router: Router,
+        api: Api,
+        quotas: Option<Arc<QuotaService>>,
+        callers: CallerRegistry,
+    ) -> Self {
         Self {
             // A router with its state set is not rebuilt for each request.
             router: router.with_state(()),
-            api: None,
-            quotas: None,
+            api,
+            quotas,
             peer: None,
             origin: CallerOrigin::Network(None),
             activity: None,
             callers,
             caller: Caller::default(),
         }
-    }
-
-    /// gRPC services: `api` is the rate limit service, `quotas` that of quotas, `router` has the other services.
-    pub(super) fn grpc(
-        router: Router,
-        api: Api,
-        quotas: Option<Arc<QuotaService>>,
-        callers: CallerRegistry,
-    ) -> Self {
-        Self { api: Some(api), quotas, ..Self::http(router, callers) }
     }
 
     /// The services for one connection. `client` is known by its certificate, which was verified.
@@ -96,23 +91,16 @@ impl Services {
     }
 
     /// Starts a batch of calls that are read together.
-    pub(super) fn batch(&self) -> Option<ReadBatch<'_>> {
-        self.api.as_ref().map(|api| api.batch(&self.caller))
-    }
-
-    /// The rate limit service and what this connection uses of what all share.
-    pub(super) fn api(&self) -> Option<(&Api, &Caller)> {
-        Some((self.api.as_ref()?, &self.caller))
+    pub(super) fn batch(&self) -> ReadBatch<'_> {
+        self.api.batch(&self.caller)
     }
 
     /// Counts and logs a call that is answered with an error.
     pub(super) fn failed(&self, path: &str, reason: &'static str, status: &Status) {
-        if let Some(api) = &self.api {
-            let code = status.code();
-            let message = status.message();
-            let peer = self.peer;
-            api.failed(&FailedCall { path, code, reason, message, peer });
-        }
+        let code = status.code();
+        let message = status.message();
+        let peer = self.peer;
+        self.api.failed(&FailedCall { path, code, reason, message, peer });
     }
 
     /// Whether the streams of a request may stay open.
@@ -149,7 +137,7 @@ impl Services {
             request.extensions_mut().insert(ConnectInfo(peer));
         }
         request.extensions_mut().insert(self.caller.clone());
-        let path = self.api.as_ref().map(|_| request.uri().path().to_owned());
+        let uri = request.uri().clone();
         // A router is always ready.
         let Ok(mut response) = self.router.clone().call(request).await;
         // The services behind the router return neither status for other reasons.
@@ -160,12 +148,11 @@ impl Services {
                 *status = INVALID_ARGUMENT;
             }
         }
-        if let Some(path) = path
-            && let Some(status) = Status::from_header_map(response.headers())
+        if let Some(status) = Status::from_header_map(response.headers())
             && status.code() != Code::Ok
         {
             let is_unknown = status.code() == Code::Unimplemented;
-            self.failed(&path, if is_unknown { "UNKNOWN_METHOD" } else { "OTHER" }, &status);
+            self.failed(uri.path(), if is_unknown { "UNKNOWN_METHOD" } else { "OTHER" }, &status);
         }
         response
     }

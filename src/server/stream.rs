@@ -46,16 +46,22 @@ const REPLIES_BYTES_MAX: usize = 16 * 1024;
 /// What takes the messages of a stream and makes the replies.
 pub(super) trait Replier: Send {
     /// The first reply, before any message.
-    fn first(&mut self) -> Option<Vec<u8>>;
+    fn first(&mut self) -> Option<Vec<u8>> {
+        None
+    }
 
     /// Ready once another message can be taken.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 
     /// Whether it has stopped so that other calls have their turn. The task is woken for the rest.
-    fn has_paused(&self) -> bool;
+    fn has_paused(&self) -> bool {
+        false
+    }
 
     /// Whether messages are taken while the client does not take its replies.
-    fn reads_ahead(&self) -> bool;
+    fn reads_ahead(&self) -> bool {
+        false
+    }
 
     /// Takes a message, and returns its reply if it has one at once. `rest` is the time that is left to the stream.
     fn receive(
@@ -68,7 +74,9 @@ pub(super) trait Replier: Send {
     fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<u8>, Status>>>;
 
     /// Whether the end of the stream waits for replies.
-    fn is_waiting(&self) -> bool;
+    fn is_waiting(&self) -> bool {
+        false
+    }
 }
 
 /// Answers questions.
@@ -124,29 +132,19 @@ impl Replier for QuestionReplier {
         if self.waiting.len() < CREDITS { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    fn has_paused(&self) -> bool {
-        false
-    }
-
-    fn reads_ahead(&self) -> bool {
-        false
-    }
-
     fn receive(
         &mut self,
         question: CompleteMessage,
         rest: Option<Duration>,
     ) -> Result<Option<Vec<u8>>, Status> {
-        let Some((api, caller)) = self.service.api() else { return Ok(None) };
-        match api.answer_question(&question.bytes, rest, caller)? {
+        match self.service.api.answer_question(&question.bytes, rest, &self.service.caller)? {
             Handled::Ready(answer) => Ok(Some(answer)),
             Handled::Waiting(waiting) => {
                 let service = self.service.clone();
                 let held = question.into_held(&self.bytes);
                 self.waiting.push(Box::pin(async move {
                     let _held = held;
-                    let Some((api, caller)) = service.api() else { return Ok(Vec::new()) };
-                    Ok(waiting.reply(api, caller).await)
+                    Ok(waiting.reply(&service.api, &service.caller).await)
                 }));
                 Ok(None)
             }
@@ -163,10 +161,6 @@ impl Replier for QuestionReplier {
 }
 
 impl Replier for QuotaReplier {
-    fn first(&mut self) -> Option<Vec<u8>> {
-        None
-    }
-
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.has_paused = self.quotas.apply_rules();
         if !self.has_paused {
@@ -202,10 +196,6 @@ impl Replier for QuotaReplier {
 
     fn poll_reply(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Vec<u8>, Status>>> {
         self.quotas.poll_frame(cx).map(|frame| Some(Ok(frame)))
-    }
-
-    fn is_waiting(&self) -> bool {
-        false
     }
 }
 

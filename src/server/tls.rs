@@ -26,16 +26,6 @@ use crate::{
     settings::{self, CertificateName},
 };
 
-/// Why a certificate file cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-#[error("{listener}.{setting}: {path}: {reason}", path = path.display())]
-pub struct CertificateFileError {
-    listener: &'static str,
-    setting: &'static str,
-    path: std::path::PathBuf,
-    reason: String,
-}
-
 /// The certificates of one listener, reloaded when their files change.
 #[derive(Debug)]
 pub(super) struct ListenerCertificates {
@@ -77,7 +67,7 @@ impl ListenerCertificates {
         protocols: &'static [&'static [u8]],
         clock: Clock,
         stats: Arc<ListenerStats>,
-    ) -> Result<Self, CertificateFileError> {
+    ) -> Result<Self, String> {
         let reader = Arc::new(TlsFilesReader { listener, files, protocols, clock });
         let read = reader.read();
         let initial = fingerprint(&read);
@@ -109,8 +99,8 @@ impl ListenerCertificates {
 }
 
 impl WatchedFiles for &ListenerCertificates {
-    type Contents = Result<CertificateFiles, CertificateFileError>;
-    type Error = CertificateFileError;
+    type Contents = Result<CertificateFiles, String>;
+    type Error = String;
     // A certificate may not be valid yet.
     const DEPENDS_ON_TIME: bool = true;
 
@@ -119,7 +109,7 @@ impl WatchedFiles for &ListenerCertificates {
         read_blocking(move || reader.read()).await
     }
 
-    async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), CertificateFileError>> {
+    async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), String>> {
         let compiled = contents.and_then(|files_read| self.reader.compile(&files_read));
         Some(compiled.map(|Compiled { config, expires }| {
             self.active.store(config);
@@ -130,7 +120,7 @@ impl WatchedFiles for &ListenerCertificates {
         }))
     }
 
-    fn refused(&mut self, error: CertificateFileError) {
+    fn refused(&mut self, error: String) {
         self.stats.certificate_errors.increase();
         self.stats.is_certificate_refused.store(true, Relaxed);
         error!(%error, "cannot load new certificates, keeping the previous ones");
@@ -151,7 +141,7 @@ struct TlsFilesReader {
 }
 
 impl TlsFilesReader {
-    fn read(&self) -> Result<CertificateFiles, CertificateFileError> {
+    fn read(&self) -> Result<CertificateFiles, String> {
         let read = |setting, path: &Path| read_file(path).map_err(|reason| self.error(setting, path, reason));
         let client_ca = self.files.client_ca.as_deref();
         Ok(CertificateFiles {
@@ -161,7 +151,7 @@ impl TlsFilesReader {
         })
     }
 
-    fn compile(&self, files_read: &CertificateFiles) -> Result<Compiled, CertificateFileError> {
+    fn compile(&self, files_read: &CertificateFiles) -> Result<Compiled, String> {
         let cert = &self.files.cert;
         let now = unix_time(self.clock.wall());
         let OwnCertificate { pair, expires } = own_certificate(&files_read.cert, &files_read.key, cert, now)
@@ -193,7 +183,7 @@ impl TlsFilesReader {
         &self,
         files_read: &CertificateFiles,
         provider: Arc<CryptoProvider>,
-    ) -> Result<Option<Arc<dyn ClientCertVerifier>>, CertificateFileError> {
+    ) -> Result<Option<Arc<dyn ClientCertVerifier>>, String> {
         let (Some(path), Some(pem)) = (&self.files.client_ca, &files_read.client_ca) else { return Ok(None) };
         let bad = |reason: String| self.error("tls_client_ca", path, reason);
         let roots = authorities(pem, unix_time(self.clock.wall())).map_err(bad)?;
@@ -204,8 +194,9 @@ impl TlsFilesReader {
         Ok(Some(if names.is_empty() { verifier } else { Arc::new(SanVerifier { verifier, names }) }))
     }
 
-    fn error(&self, setting: &'static str, path: &Path, reason: String) -> CertificateFileError {
-        CertificateFileError { listener: self.listener, setting, path: path.to_owned(), reason }
+    /// The error of the file of a setting.
+    fn error(&self, setting: &str, path: &Path, reason: String) -> String {
+        format!("{}.{setting}: {}: {reason}", self.listener, path.display())
     }
 }
 

@@ -1,23 +1,23 @@
 //! The catalog of all settings.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, num::NonZeroU16, path::PathBuf, time::Duration};
 
 use axum::http::HeaderName;
 use tollgate_limiter::limiter;
 use tollgate_shared_store::is_prefix;
 use tollgate_sources::{RuleLocation, RuleSourceKind, url::UrlTemplate, xds};
 use tollgate_store::OnFull;
-use tollgate_telemetry::logs::{self, Denials, LogFormat};
+use tollgate_telemetry::logs::{self, LogFormat};
 
 use crate::{
     api::{self, denial_body::DefaultBody, forward_auth, headers::Listed, recorder::RecordedValues},
     settings::{
         listeners::{CertificateName, ListenAddress},
-        memory::MemoryShare,
+        memory::{ConnectionShare, MemoryShare},
         value_type::{
             COUNT_MAX, LimitStoreKind, Parser, ProgramPart, RedisMode, Setting, StoreKind, URL,
             advertised_address, boolean, bytes, certificate_names, connections, count, file_mode, host_names,
-            host_ports, integer, one_of, or_auto, or_off, pairs, path, read, redis_urls, size,
+            host_ports, integer, one_of, or_auto, or_off, pairs, path, rate, read, redis_urls, size,
             socket_address, text, time, time_between, word,
         },
     },
@@ -40,15 +40,6 @@ pub(super) const REDIS_TIMEOUT_MAX: Duration = secs(60);
 /// The most connections to each Redis server.
 pub(super) const REDIS_CONNECTIONS_MAX: u64 = 64;
 
-/// The sources of rules that have settings of their own.
-impl ProgramPart {
-    const RULES_URL: Self = Self::Rules(RuleSourceKind::Url);
-    const RULES_XDS: Self = Self::Rules(RuleSourceKind::Xds);
-    const LIMITS: Self = Self::Limits(None);
-    const LIMITS_REDIS: Self = Self::Limits(Some(LimitStoreKind::Redis));
-    const LIMITS_URL: Self = Self::Limits(Some(LimitStoreKind::Url));
-}
-
 settings! {
     "rules." Always "Rules" struct rules: Rules {
         source: RuleSourceKind = one_of(&[("files", RuleSourceKind::Files), ("xds", RuleSourceKind::Xds)]) => "files"
@@ -62,7 +53,7 @@ settings! {
         overlay: Option<PathBuf> = or_off(path()) => "off"
             "File that adds algorithms and other keys to the rules of a control plane; it is compared every rules.poll_interval too.";
     }
-    "rules.url." RULES_URL "Rules from a URL" struct url: RulesUrl {
+    "rules.url." RulesUrl "Rules from a URL" struct url: RulesUrl {
         interval: Duration = time_between(secs(1), secs(24 * 60 * 60)) => "30s"
             "Time between two requests for the rules, up to a fifth of which is left out at random. A request that fails is repeated sooner.";
         timeout: Duration = time_between(millis(100), secs(5 * 60)) => "10s"
@@ -86,7 +77,7 @@ settings! {
         copy: Option<PathBuf> = or_off(path()) => "off"
             "File in which the last rules that were loaded are kept, for a start without the server.";
     }
-    "rules.xds." RULES_XDS "Rules from a control plane" struct xds: Xds {
+    "rules.xds." RulesXds "Rules from a control plane" struct xds: Xds {
         url: Option<String> = or_off(text(URL, "http://HOST:PORT or https://HOST:PORT", xds::is_url)) => "off"
             "Address of the control plane: http://HOST:PORT, or https://HOST:PORT for TLS.";
         node_id: String = word() => "tollgate"
@@ -115,7 +106,7 @@ settings! {
             "Address of the gRPC listener: an IP address and a port, or unix:/path/to.sock.";
         socket_mode: u32 = file_mode() => "0660"
             "Mode of a Unix socket, as in chmod.";
-        max_connections: usize = connections(MemoryShare::GrpcConnections) => "auto"
+        max_connections: usize = connections(ConnectionShare::GRPC) => "auto"
             "Maximum number of gRPC connections; further ones are closed at once. auto: as many as fit into 16 % of the memory at 64 KiB each, from 100 to 10000.";
         max_concurrent_streams: u32 = count(COUNT_MAX) => "1000"
             "Maximum number of concurrent calls on one gRPC connection; clients hold back further calls.";
@@ -143,7 +134,7 @@ settings! {
     "http." Always "HTTP" struct http: Http {
         listen: SocketAddr = socket_address() => "0.0.0.0:8080"
             "Address of the HTTP listener, for probes and POST /json.";
-        max_connections: usize = connections(MemoryShare::HttpConnections) => "auto"
+        max_connections: usize = connections(ConnectionShare::HTTP) => "auto"
             "Maximum number of HTTP connections. auto: as many as fit into 4 % of the memory at 32 KiB each, from 100 to 1000.";
         header_timeout: Duration = time() => "30s"
             "Time for the TLS handshake, and for the header of each HTTP request, also on the admin listener; an idle connection is closed after it.";
@@ -255,7 +246,7 @@ settings! {
     "rlqs." Always "Rate limit quota service" use rlqs: tollgate_quota::QuotaSettings {
         enabled: bool = boolean() => "false"
             "Whether Envoy's rate limit quota service is served on the gRPC port. Only with store.kind memory.";
-        memory: u64 = size(MemoryShare::Quotas) => "auto"
+        memory: u64 = size(MemoryShare::QUOTAS) => "auto"
             "Maximum memory for streams of quotas, their buckets and the divisions of these. Once half is used, a caller gets at most a quarter of what others leave; beyond it streams are refused with RESOURCE_EXHAUSTED, and buckets get no assignment. auto: 5 % of the memory available to the process.";
         max_pairs: usize = count(COUNT_MAX) => "32"
             "Maximum number of pairs of a bucket; buckets with more get no assignment.";
@@ -263,15 +254,15 @@ settings! {
             "Maximum size of the keys and values of a bucket in bytes; larger buckets get no assignment.";
     }
     "memory." Always "Memory of requests and replies" struct memory: Memory {
-        requests: u64 = size(MemoryShare::Requests) => "auto"
+        requests: u64 = size(MemoryShare::REQUESTS) => "auto"
             "Maximum memory for incomplete requests, and for those that wait for their decision; beyond it the oldest incomplete ones are refused. auto: 10 % of the memory available to the process.";
-        replies: u64 = size(MemoryShare::Replies) => "auto"
+        replies: u64 = size(MemoryShare::REPLIES) => "auto"
             "Maximum memory for unsent replies; beyond it, further calls of slow clients wait. auto: 10 % of the memory available to the process.";
     }
     "store." Always "Counters" struct store: Store {
         kind: StoreKind = one_of(&[("memory", StoreKind::Memory), ("redis", StoreKind::Redis)]) => "memory"
             "Place of the counters: memory, or redis for servers of Redis or Valkey that all replicas share.";
-        memory_limit: u64 = size(MemoryShare::Counters) => "auto"
+        memory_limit: u64 = size(MemoryShare::COUNTERS) => "auto"
             "Maximum memory for counters, or with store.kind redis for their last known values. auto: 50 % of the memory available to the process.";
     }
     "store.redis." Redis "Counters in Redis or Valkey" struct redis: Redis {
@@ -310,19 +301,19 @@ settings! {
         source: Option<LimitStoreKind> = one_of(&[("none", None), ("redis", Some(LimitStoreKind::Redis)), ("url", Some(LimitStoreKind::Url))]) => "none"
             "Store that names limits of keys, for rules with own: {from: source}: redis for the servers of store.redis, or url.";
     }
-    "limits." LIMITS_URL "Limits of keys from a store" struct limit_url: LimitUrl {
+    "limits." LimitsUrl "Limits of keys from a store" struct limit_url: LimitUrl {
         url: Option<UrlTemplate> = or_off(read(URL, UrlTemplate::EXPECTED)) => "off"
             "URL of the limit of a key. The settings of rules.url apply too, but interval and copy.";
     }
-    "limits." LIMITS "Limits of keys from a store" struct limit_calls: LimitCalls {
+    "limits." Limits "Limits of keys from a store" struct limit_calls: LimitCalls {
         wait: Duration = time_between(Duration::ZERO, secs(1)) => "5ms"
             "Maximum time to wait for the limit of a key that is not cached; then its rule decides.";
     }
-    "limits.redis." LIMITS_REDIS "Limits of keys from a store" struct limit_redis: LimitRedis {
+    "limits.redis." LimitsRedis "Limits of keys from a store" struct limit_redis: LimitRedis {
         prefix: String = text("TEXT", REDIS_PREFIX, is_prefix) => "limits:"
             "First part of the key of each limit.";
     }
-    "limits.cache." LIMITS "Limits of keys from a store" struct limit_cache: LimitCacheSize {
+    "limits.cache." Limits "Limits of keys from a store" struct limit_cache: LimitCacheSize {
         entries: usize = count(100_000_000) => "1000000"
             "Size of the cache in entries of 120 bytes. A key without a limit takes 72 bytes, another one about 180.";
         ttl: Duration = time_between(millis(100), secs(24 * 60 * 60)) => "30s"
@@ -375,7 +366,7 @@ settings! {
             "Log level: error, warn, info, debug, trace or off, also per module, as in info,tollgate_rules=debug. Libraries log errors only, unless their module is named, as in info,h2=warn.";
         format: LogFormat = one_of(&[("text", LogFormat::Text), ("json", LogFormat::Json)]) => "text"
             "Log format: text or json.";
-        denials: Denials = read("RATE", Denials::EXPECTED) => "off"
+        denials: Option<NonZeroU16> = rate() => "off"
             "Maximum number of denials logged per second, as in 10/s, with rule, descriptor and limit; off logs none.";
     }
 }

@@ -4,7 +4,6 @@ use std::{
     fmt,
     net::{IpAddr, SocketAddr},
     path::PathBuf,
-    time::Duration,
 };
 
 /// The prefix of the path of a Unix socket.
@@ -23,17 +22,6 @@ pub struct ListenerTlsFiles {
     pub client_san: Vec<CertificateName>,
     /// The names of which a client certificate must have one to change limits without the admin token.
     pub limits_san: Vec<CertificateName>,
-}
-
-/// The certificates of the listeners; a listener without certificates speaks plaintext.
-#[derive(Clone, Debug)]
-pub struct TlsSettings {
-    /// The certificates of the gRPC listener.
-    pub grpc: Option<ListenerTlsFiles>,
-    /// The certificates of the HTTP listener.
-    pub http: Option<ListenerTlsFiles>,
-    /// The interval between comparisons of the files with the active certificates.
-    pub poll_interval: Duration,
 }
 
 /// An address to listen on.

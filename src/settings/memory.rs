@@ -6,84 +6,70 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The memory of a gRPC connection: as measured idle with TLS, and the unsent replies that it may always have.
-const GRPC_CONNECTION_BYTES: u64 = 64 * 1024;
-/// The memory of an HTTP connection, as measured idle with TLS.
-const HTTP_CONNECTION_BYTES: u64 = 32 * 1024;
-/// The minimum and the maxima of `auto`.
+/// The minimum number of connections of `auto`.
 const CONNECTIONS_MIN: usize = 100;
-const GRPC_CONNECTIONS_MAX: usize = 10_000;
-const HTTP_CONNECTIONS_MAX: usize = 1_000;
+/// The minimum memory for requests, and for replies, in bytes: a message of the maximum size with its overhead.
+const MESSAGES_BYTES_MIN: u64 = 8 * 1024 * 1024;
 /// The assumed memory of a machine that does not report it, in bytes.
 const UNKNOWN_BYTES: u64 = 1024 * 1024 * 1024;
 /// The root of `/sys` and `/proc`.
 const ROOT: &str = "/";
 
-/// A share of the memory available to the process. The rest is for rules and code.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryShare {
-    /// Counters: 50 %.
-    Counters,
-    /// Connections of the gRPC listener: 16 %.
-    GrpcConnections,
-    /// Connections of the HTTP listener: 4 %.
-    HttpConnections,
-    /// Incomplete requests: 10 %.
-    Requests,
-    /// Unsent replies: 10 %.
-    Replies,
-    /// Streams of quotas: 5 %. They are served only if a setting says so.
-    Quotas,
+/// A share of the memory available to the process. What all shares leave is for rules and code.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MemoryShare {
+    percent: u64,
+    /// The minimum that may be set, in bytes.
+    pub(super) bytes_min: u64,
+}
+
+/// A share of the memory available to the process for connections: the memory of each, as measured idle with TLS, and the
+/// maximum of `auto`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ConnectionShare {
+    percent: u64,
+    bytes_each: u64,
+    connections_max: usize,
 }
 
 impl MemoryShare {
-    fn percent(self) -> u64 {
-        match self {
-            Self::Counters => 50,
-            Self::GrpcConnections => 16,
-            Self::HttpConnections => 4,
-            Self::Quotas => 5,
-            Self::Requests | Self::Replies => 10,
-        }
-    }
-
-    /// The default size of this share of `memory` bytes.
-    fn bytes_of(self, memory: u64) -> u64 {
-        memory / 100 * self.percent()
-    }
-
-    /// The minimum that may be set, in bytes.
-    pub(super) fn bytes_min(self) -> u64 {
-        match self {
-            Self::Counters | Self::GrpcConnections | Self::HttpConnections | Self::Quotas => {
-                tollgate_store::BYTES_MIN
-            }
-            // A message of the maximum size with its overhead.
-            Self::Requests | Self::Replies => 8 * 1024 * 1024,
-        }
-    }
+    /// Counters.
+    pub(super) const COUNTERS: Self = Self { percent: 50, bytes_min: tollgate_store::BYTES_MIN };
+    /// Incomplete requests.
+    pub(super) const REQUESTS: Self = Self { percent: 10, bytes_min: MESSAGES_BYTES_MIN };
+    /// Unsent replies.
+    pub(super) const REPLIES: Self = Self { percent: 10, bytes_min: MESSAGES_BYTES_MIN };
+    /// Streams of quotas, which are served only if a setting says so.
+    pub(super) const QUOTAS: Self = Self { percent: 5, bytes_min: tollgate_store::BYTES_MIN };
 
     /// The share of the usable memory in bytes, and at least the minimum.
     pub(super) fn bytes(self) -> u64 {
-        self.bytes_of(SystemMemory::for_process().usable).max(self.bytes_min())
+        usable_bytes(self.percent).max(self.bytes_min)
     }
 
     /// The numbers of bytes that may be set.
     pub(super) fn bounds(self) -> RangeInclusive<u64> {
-        self.bytes_min()..=SystemMemory::for_process().total.unwrap_or(u64::MAX)
+        self.bytes_min..=SystemMemory::for_process().total.unwrap_or(u64::MAX)
     }
+}
+
+impl ConnectionShare {
+    /// Connections of the gRPC listener, each with the unsent replies that it may always have.
+    pub(super) const GRPC: Self = Self { percent: 16, bytes_each: 64 * 1024, connections_max: 10_000 };
+    /// Connections of the HTTP listener.
+    pub(super) const HTTP: Self = Self { percent: 4, bytes_each: 32 * 1024, connections_max: 1_000 };
 
     /// The number of connections that fit into this share, within the bounds of `auto`.
     pub(super) fn connections(self) -> usize {
-        let (bytes_each, max) = match self {
-            Self::HttpConnections => (HTTP_CONNECTION_BYTES, HTTP_CONNECTIONS_MAX),
-            Self::GrpcConnections | Self::Counters | Self::Requests | Self::Replies | Self::Quotas => {
-                (GRPC_CONNECTION_BYTES, GRPC_CONNECTIONS_MAX)
-            }
-        };
-        let fitting = self.bytes_of(SystemMemory::for_process().usable) / bytes_each;
+        let fitting = usable_bytes(self.percent) / self.bytes_each;
+        let max = self.connections_max;
         usize::try_from(fitting).unwrap_or(max).clamp(CONNECTIONS_MIN, max)
     }
+}
+
+/// A part of the usable memory, in bytes.
+fn usable_bytes(percent: u64) -> u64 {
+    SystemMemory::for_process().usable / 100 * percent
 }
 
 /// The memory at the start of the process.
@@ -190,14 +176,10 @@ mod tests {
 
     #[test]
     fn shares_leave_a_twentieth_for_rules_and_code() {
-        let parts = [
-            MemoryShare::Counters,
-            MemoryShare::GrpcConnections,
-            MemoryShare::HttpConnections,
-            MemoryShare::Requests,
-            MemoryShare::Replies,
-            MemoryShare::Quotas,
-        ];
-        assert_eq!(parts.map(MemoryShare::percent).iter().sum::<u64>(), 95);
+        let of_bytes =
+            [MemoryShare::COUNTERS, MemoryShare::REQUESTS, MemoryShare::REPLIES, MemoryShare::QUOTAS];
+        let of_connections = [ConnectionShare::GRPC, ConnectionShare::HTTP];
+        let percents = of_bytes.iter().map(|share| share.percent);
+        assert_eq!(percents.chain(of_connections.iter().map(|share| share.percent)).sum::<u64>(), 95);
     }
 }

@@ -6,6 +6,7 @@ use tollgate_counter::named;
 use tollgate_shared_store::Passwords;
 
 use crate::settings::{
+    Sections,
     catalog::{REDIS_CONNECTIONS_MAX, REDIS_TIMEOUT_MAX, REDIS_TIMEOUT_MIN},
     value_type::{StoreKind, duration},
 };
@@ -156,41 +157,6 @@ const PREFIXES: &[(&str, &str)] = &[
     ("MEMCACHE_", NO_MEMCACHED),
 ];
 
-/// The variables of a process.
-#[derive(Clone, Copy)]
-struct Variables<'e>(&'e [(String, String)]);
-
-impl<'e> Variables<'e> {
-    /// The value of a variable; `None` if it is empty, as the reference's own defaults are.
-    fn value(self, variable: &str) -> Option<&'e str> {
-        let found = self.0.iter().find(|(name, _)| name == variable);
-        found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
-    }
-
-    fn is_on(self, variable: &str) -> bool {
-        self.value(variable).and_then(switch).unwrap_or(false)
-    }
-
-    /// The problem of a switch whose value is no boolean.
-    fn wrong_switch(self, variable: &str) -> Option<String> {
-        let wrong = self.value(variable).filter(|value| switch(value).is_none())?;
-        Some(format!("{variable}: `{wrong}` is not allowed; true and false are"))
-    }
-}
-
-/// What the settings of the other sources say that decides how variables are read.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Own {
-    /// The store that an operator has set.
-    pub(super) store: Option<StoreKind>,
-    /// The replica is part of a cluster.
-    pub(super) has_cluster: bool,
-    /// A file has the password for the servers.
-    pub(super) has_password_file: bool,
-    /// A file has the password for the sentinels.
-    pub(super) has_sentinel_password_file: bool,
-}
-
 /// A value for a setting, and the variable that it comes from.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Given {
@@ -213,14 +179,6 @@ pub(super) struct Translation {
     pub(super) choice: Option<BackendChoice>,
 }
 
-impl Translation {
-    fn give(&mut self, setting: &'static str, value: impl Into<String>, variable: &str) {
-        let value = value.into();
-        let variable = variable.to_owned();
-        self.settings.push(Given { setting, value, variable });
-    }
-}
-
 named! {
     /// Where the counters are, by its name in the log.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,7 +193,7 @@ named! {
 }
 
 /// Where the counters are, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendChoice {
     /// Where they are.
     pub backend: Backend,
@@ -255,128 +213,286 @@ impl BackendChoice {
     }
 }
 
-/// Translates the variables of the reference.
-pub(super) fn translate(environment: &[(String, String)], own: Own) -> Translation {
-    let variables = Variables(environment);
-    let mut translation = Translation::default();
-    let choice = choose(variables, own);
-    let reader = VariableReader { variables, own, choice: choice.as_ref().ok() };
+/// Translates the variables of the reference. `own` has the settings of the other sources, which decide how variables are
+/// read; `store` is the store that an operator has set.
+pub(super) fn translate(
+    environment: &[(String, String)],
+    own: &Sections,
+    store: Option<StoreKind>,
+) -> Translation {
+    let mut translator = Translator { environment, own, store, translation: Translation::default() };
+    let chosen = translator.choose();
+    translator.translation.choice = chosen.as_ref().ok().copied();
     for (variable, value) in environment {
         match VARIABLES.iter().find(|(name, _)| name == variable) {
-            Some((_, rule)) => reader.apply(variable, value, rule, &mut translation),
+            Some((_, rule)) => translator.apply(variable, value, rule),
             None => {
                 let prefix = PREFIXES.iter().find(|(prefix, _)| variable.starts_with(prefix));
                 let named = prefix.map(|(_, why)| format!("{variable} ({why})"));
-                translation.without_effect.extend(named);
+                translator.translation.without_effect.extend(named);
             }
         }
     }
-    reader.joined(&mut translation);
-    match choice {
-        Ok(choice) => {
-            give_store(variables, own, &choice, &mut translation);
-            translation.choice = Some(choice);
-        }
-        Err(problem) => translation.problems.push(problem),
+    translator.joined();
+    match chosen {
+        Ok(choice) => translator.give_store(choice),
+        Err(problem) => translator.translation.problems.push(problem),
     }
-    translation
+    translator.translation
 }
 
-struct VariableReader<'e> {
-    variables: Variables<'e>,
-    own: Own,
-    /// `None` if it cannot be told, which is an error.
-    choice: Option<&'e BackendChoice>,
+/// Reads the variables of a process.
+struct Translator<'e> {
+    environment: &'e [(String, String)],
+    own: &'e Sections,
+    store: Option<StoreKind>,
+    translation: Translation,
 }
 
-impl VariableReader<'_> {
-    fn apply(&self, variable: &str, value: &str, rule: &VariableSyntax, translation: &mut Translation) {
+impl<'e> Translator<'e> {
+    /// The value of a variable; `None` if it is empty, as the reference's own defaults are.
+    fn value(&self, variable: &str) -> Option<&'e str> {
+        let found = self.environment.iter().find(|(name, _)| name == variable);
+        found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+    }
+
+    fn is_on(&self, variable: &str) -> bool {
+        self.value(variable).and_then(switch).unwrap_or(false)
+    }
+
+    /// Refuses the value of a switch that is no boolean.
+    fn check_switch(&mut self, variable: &str) {
+        if let Some(wrong) = self.value(variable).filter(|value| switch(value).is_none()) {
+            self.translation
+                .problems
+                .push(format!("{variable}: `{wrong}` is not allowed; true and false are"));
+        }
+    }
+
+    fn give(&mut self, setting: &'static str, value: impl Into<String>, variable: &str) {
+        let value = value.into();
+        let variable = variable.to_owned();
+        self.translation.settings.push(Given { setting, value, variable });
+    }
+
+    fn apply(&mut self, variable: &str, value: &str, rule: &VariableSyntax) {
         // The reference's own defaults are empty texts.
         if value.is_empty() {
             return;
         }
         match rule {
             VariableSyntax::Joined => {}
-            VariableSyntax::Login(login) => log_in(variable, value, *login, self.own, translation),
-            VariableSyntax::Same(setting) => translation.give(setting, value, variable),
-            VariableSyntax::With(needed, setting) if self.variables.is_on(needed) => {
-                translation.give(setting, value, variable);
+            VariableSyntax::Login(login) => self.log_in(variable, value, *login),
+            VariableSyntax::Same(setting) => self.give(setting, value, variable),
+            VariableSyntax::With(needed, setting) if self.is_on(needed) => {
+                self.give(setting, value, variable);
             }
             VariableSyntax::With(needed, _) => {
-                translation.without_effect.push(format!("{variable} ({needed} is not true)"));
+                self.translation.without_effect.push(format!("{variable} ({needed} is not true)"));
             }
             VariableSyntax::Converted(setting, convert) => match convert(value) {
-                Some(value) => translation.give(setting, value, variable),
-                None => translation.problems.push(format!("{variable}: `{value}` is not allowed")),
+                Some(value) => self.give(setting, value, variable),
+                None => self.translation.problems.push(format!("{variable}: `{value}` is not allowed")),
             },
-            VariableSyntax::Nothing(why) => translation.without_effect.push(format!("{variable} ({why})")),
-            VariableSyntax::Redis(rule) => match self.choice {
-                Some(BackendChoice { backend: Backend::Redis, .. }) => {
-                    self.apply(variable, value, rule, translation);
-                }
-                Some(choice) => translation.without_effect.push(choice.unused(variable)),
+            VariableSyntax::Nothing(why) => {
+                self.translation.without_effect.push(format!("{variable} ({why})"));
+            }
+            VariableSyntax::Redis(rule) => match self.translation.choice {
+                Some(BackendChoice { backend: Backend::Redis, .. }) => self.apply(variable, value, rule),
+                Some(choice) => self.translation.without_effect.push(choice.unused(variable)),
+                // It cannot be told, which is an error.
                 None => {}
             },
         }
     }
 
     /// Settings that several variables make up.
-    fn joined(&self, translation: &mut Translation) {
+    fn joined(&mut self) {
         for (setting, host, port, default, from) in [
             ("http.listen", "HOST", "PORT", "8080", "HOST, PORT"),
             ("grpc.listen", "GRPC_HOST", "GRPC_PORT", "8081", "GRPC_HOST, GRPC_PORT"),
         ] {
-            let host = self.variables.value(host);
-            let port = self.variables.value(port);
+            let host = self.value(host);
+            let port = self.value(port);
             if host.is_some() || port.is_some() {
                 let address = joined_address(host.unwrap_or(ANY_HOST), port.unwrap_or(default));
-                translation.give(setting, address, from);
+                self.give(setting, address, from);
             }
         }
         for switch in [GRPC_TLS, XDS_TLS] {
-            translation.problems.extend(self.variables.wrong_switch(switch));
+            self.check_switch(switch);
         }
-        if let Some(path) = self.variables.value("GRPC_UDS") {
-            translation.give("grpc.listen", format!("unix:{path}"), "GRPC_UDS");
+        if let Some(path) = self.value("GRPC_UDS") {
+            self.give("grpc.listen", format!("unix:{path}"), "GRPC_UDS");
         }
-        translation.give("metrics.reference_names", "true".to_owned(), "--compat");
-        match self.variables.value("CONFIG_TYPE").unwrap_or("FILE") {
+        self.give("metrics.reference_names", "true", "--compat");
+        match self.value("CONFIG_TYPE").unwrap_or("FILE") {
             "FILE" => {
                 let of = |variable: &str, default| {
-                    self.variables.value(variable).unwrap_or(default).trim_end_matches('/').to_owned()
+                    self.value(variable).unwrap_or(default).trim_end_matches('/').to_owned()
                 };
                 let root = of("RUNTIME_ROOT", "/srv/runtime_data/current");
                 let parts = [root, of("RUNTIME_SUBDIRECTORY", ""), of("RUNTIME_APPDIRECTORY", "config")];
                 let parts = parts.into_iter().filter(|part| !part.is_empty());
-                translation.give("rules.path", parts.collect::<Vec<_>>().join("/"), "RUNTIME_ROOT");
+                self.give("rules.path", parts.collect::<Vec<_>>().join("/"), "RUNTIME_ROOT");
             }
             "GRPC_XDS_SOTW" => {
-                let scheme = if self.variables.is_on(XDS_TLS) { "https" } else { "http" };
-                let server = self.variables.value("CONFIG_GRPC_XDS_SERVER_URL").unwrap_or("localhost:18000");
-                translation.give("rules.source", "xds".to_owned(), "CONFIG_TYPE");
-                translation.give(
-                    "rules.xds.url",
-                    format!("{scheme}://{server}"),
-                    "CONFIG_GRPC_XDS_SERVER_URL",
-                );
-                if self.variables.value("CONFIG_GRPC_XDS_NODE_ID").is_none() {
-                    translation.give("rules.xds.node_id", "default".to_owned(), "CONFIG_GRPC_XDS_NODE_ID");
+                let scheme = if self.is_on(XDS_TLS) { "https" } else { "http" };
+                let server = self.value("CONFIG_GRPC_XDS_SERVER_URL").unwrap_or("localhost:18000");
+                self.give("rules.source", "xds", "CONFIG_TYPE");
+                self.give("rules.xds.url", format!("{scheme}://{server}"), "CONFIG_GRPC_XDS_SERVER_URL");
+                if self.value("CONFIG_GRPC_XDS_NODE_ID").is_none() {
+                    self.give("rules.xds.node_id", "default", "CONFIG_GRPC_XDS_NODE_ID");
                 }
                 // 0 stands for the default.
                 if let Some(bytes) =
-                    self.variables.value("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES").filter(|bytes| *bytes != "0")
+                    self.value("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES").filter(|bytes| *bytes != "0")
                 {
-                    translation.give(
-                        "rules.xds.max_message",
-                        bytes.to_owned(),
-                        "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
-                    );
+                    self.give("rules.xds.max_message", bytes, "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES");
                 }
             }
-            other => translation
+            other => self
+                .translation
                 .problems
                 .push(format!("CONFIG_TYPE: `{other}` is not allowed; FILE and GRPC_XDS_SOTW are")),
         }
+    }
+
+    /// Where the counters are. Settings of an operator decide before the variables of the reference. An error says why
+    /// the store of the variables cannot be used.
+    fn choose(&self) -> Result<BackendChoice, String> {
+        let has_cluster = self.own.links.listen.is_some();
+        let in_memory = if has_cluster { Backend::Cluster } else { Backend::Memory };
+        let (backend, reason) = match self.store {
+            Some(StoreKind::Redis) => (Backend::Redis, "store.kind is redis"),
+            Some(StoreKind::Memory) => (in_memory, "store.kind is memory"),
+            None if has_cluster => (in_memory, "cluster.listen is set"),
+            None => self.reference_backend()?,
+        };
+        Ok(BackendChoice { backend, reason })
+    }
+
+    fn reference_backend(&self) -> Result<(Backend, &'static str), String> {
+        let backend = self.value("BACKEND_TYPE");
+        if let Some(other) = backend.filter(|backend| *backend != "redis") {
+            return Err(format!("BACKEND_TYPE: `{other}` is not a store of Tollgate; {WAYS_OUT}"));
+        }
+        match self.value("REDIS_URL") {
+            None if backend.is_none() => Ok((Backend::Memory, "REDIS_URL is not set")),
+            None => Err(format!("BACKEND_TYPE: `redis` without REDIS_URL is a Unix socket; {WAYS_OUT}")),
+            Some(_) if has_only_invalid_names(&self.servers().1) => {
+                Ok((Backend::Memory, "the host of REDIS_URL is below .invalid, so it does not exist"))
+            }
+            Some(_) => Ok((Backend::Redis, "REDIS_URL names a server")),
+        }
+    }
+
+    /// The service of sentinels, if `REDIS_TYPE` says so, and the servers of `REDIS_URL`.
+    fn servers(&self) -> (Option<&'e str>, Vec<&'e str>) {
+        let mut servers: Vec<_> =
+            self.value("REDIS_URL").into_iter().flat_map(|urls| urls.split(',')).map(str::trim).collect();
+        let has_service = self.redis_type() == "sentinel" && !servers.is_empty();
+        (has_service.then(|| servers.remove(0)), servers)
+    }
+
+    fn redis_type(&self) -> String {
+        self.value("REDIS_TYPE").unwrap_or("single").to_ascii_lowercase()
+    }
+
+    /// The settings of the store.
+    fn give_store(&mut self, choice: BackendChoice) {
+        if choice.backend != Backend::Redis {
+            let given = STORE.into_iter().filter(|name| self.value(name).is_some());
+            let unused: Vec<_> = given.map(|name| choice.unused(name)).collect();
+            self.translation.without_effect.extend(unused);
+            return;
+        }
+        if self.store.is_none() {
+            self.give("store.kind", "redis", "REDIS_URL");
+        }
+        match &*self.redis_type() {
+            "single" => self.give("store.redis.mode", "standalone", "REDIS_TYPE"),
+            mode @ ("sentinel" | "cluster") => self.give("store.redis.mode", mode, "REDIS_TYPE"),
+            other => self.translation.problems.push(format!(
+                "REDIS_TYPE: `{other}` is not allowed; single, sentinel and cluster are, or {WAYS_OUT}"
+            )),
+        }
+        self.check_switch("REDIS_TLS");
+        let (service, servers) = self.servers();
+        if let Some(service) = service {
+            self.give("store.redis.sentinel_service", service, "REDIS_URL");
+            if servers.is_empty() {
+                self.translation
+                    .problems
+                    .push("REDIS_URL: sentinels are NAME,HOST:PORT[,HOST:PORT]...".to_owned());
+            }
+        }
+        if servers.is_empty() {
+            return;
+        }
+        let socket = self.value("REDIS_SOCKET_TYPE").filter(|kind| !kind.starts_with("tcp"));
+        let path = servers.iter().find(|server| server.starts_with('/'));
+        for (variable, value) in [("REDIS_SOCKET_TYPE", socket), ("REDIS_URL", path.copied())] {
+            if let Some(value) = value {
+                self.translation
+                    .problems
+                    .push(format!("{variable}: `{value}`: connections are TCP only; {WAYS_OUT}"));
+                return;
+            }
+        }
+        let scheme = if self.is_on("REDIS_TLS") { "rediss" } else { "redis" };
+        let mut urls = Vec::with_capacity(servers.len());
+        for server in servers {
+            let (given, rest) = server.split_once("://").unwrap_or(("redis", server));
+            let scheme = if given == "redis" { scheme } else { given };
+            // A password with an escaped character is refused as a URL.
+            let login = rest.rsplit_once('@').filter(|(login, _)| {
+                server.contains("://") && login.contains(':') && !login.contains('%') && urls.is_empty()
+            });
+            let address = match login {
+                None => rest,
+                Some((login, address)) => {
+                    if self.value("REDIS_AUTH").is_none() {
+                        self.log_in("REDIS_URL", login, Login::Servers);
+                    }
+                    address
+                }
+            };
+            urls.push(format!("{scheme}://{address}"));
+        }
+        self.give("store.redis.urls", urls.join(","), "REDIS_URL");
+    }
+
+    /// A user and a password. No message contains the value.
+    fn log_in(&mut self, variable: &str, value: &str, login: Login) {
+        let redis = &self.own.redis;
+        let (user_setting, file_setting, file) = match login {
+            Login::Servers => ("store.redis.username", "store.redis.password_file", &redis.password_file),
+            Login::Sentinels => (
+                "store.redis.sentinel_username",
+                "store.redis.sentinel_password_file",
+                &redis.sentinel_password_file,
+            ),
+        };
+        if file.is_some() {
+            self.translation.without_effect.push(format!("{variable} ({file_setting} has the password)"));
+            return;
+        }
+        let (user, password) = value.split_once(':').unwrap_or(("", value));
+        if password.is_empty() || user.contains(char::is_whitespace) {
+            self.translation
+                .problems
+                .push(format!("{variable}: the value is neither PASSWORD nor USER:PASSWORD"));
+            return;
+        }
+        if !user.is_empty() {
+            self.give(user_setting, user, variable);
+        }
+        let place = match login {
+            Login::Servers => &mut self.translation.passwords.server,
+            Login::Sentinels => &mut self.translation.passwords.sentinel,
+        };
+        *place = Some(password.to_owned());
     }
 }
 
@@ -385,46 +501,6 @@ impl VariableReader<'_> {
 enum Login {
     Servers,
     Sentinels,
-}
-
-/// Where the counters are. Settings of an operator decide before the variables of the reference. An error says why
-/// the store of the variables cannot be used.
-fn choose(variables: Variables<'_>, own: Own) -> Result<BackendChoice, String> {
-    let in_memory = if own.has_cluster { Backend::Cluster } else { Backend::Memory };
-    let (backend, reason) = match own.store {
-        Some(StoreKind::Redis) => (Backend::Redis, "store.kind is redis"),
-        Some(StoreKind::Memory) => (in_memory, "store.kind is memory"),
-        None if own.has_cluster => (in_memory, "cluster.listen is set"),
-        None => reference_backend(variables)?,
-    };
-    Ok(BackendChoice { backend, reason })
-}
-
-fn reference_backend(variables: Variables<'_>) -> Result<(Backend, &'static str), String> {
-    let backend = variables.value("BACKEND_TYPE");
-    if let Some(other) = backend.filter(|backend| *backend != "redis") {
-        return Err(format!("BACKEND_TYPE: `{other}` is not a store of Tollgate; {WAYS_OUT}"));
-    }
-    match variables.value("REDIS_URL") {
-        None if backend.is_none() => Ok((Backend::Memory, "REDIS_URL is not set")),
-        None => Err(format!("BACKEND_TYPE: `redis` without REDIS_URL is a Unix socket; {WAYS_OUT}")),
-        Some(_) if has_only_invalid_names(&servers(variables).1) => {
-            Ok((Backend::Memory, "the host of REDIS_URL is below .invalid, so it does not exist"))
-        }
-        Some(_) => Ok((Backend::Redis, "REDIS_URL names a server")),
-    }
-}
-
-/// The service of sentinels, if `REDIS_TYPE` says so, and the servers of `REDIS_URL`.
-fn servers(variables: Variables<'_>) -> (Option<&str>, Vec<&str>) {
-    let mut servers: Vec<_> =
-        variables.value("REDIS_URL").into_iter().flat_map(|urls| urls.split(',')).map(str::trim).collect();
-    let has_service = redis_type(variables) == "sentinel" && !servers.is_empty();
-    (has_service.then(|| servers.remove(0)), servers)
-}
-
-fn redis_type(variables: Variables<'_>) -> String {
-    variables.value("REDIS_TYPE").unwrap_or("single").to_ascii_lowercase()
 }
 
 /// Whether these servers stand for none. An address without servers is an error instead.
@@ -437,94 +513,6 @@ fn is_invalid(server: &str) -> bool {
     let (_, rest) = server.rsplit_once('@').or(server.split_once("://")).unwrap_or(("", server));
     let host = rest.split([':', '/']).next().unwrap_or_default().trim_end_matches('.').to_ascii_lowercase();
     host == "invalid" || host.ends_with(".invalid")
-}
-
-/// The settings of the store.
-fn give_store(variables: Variables<'_>, own: Own, choice: &BackendChoice, translation: &mut Translation) {
-    if choice.backend != Backend::Redis {
-        let given = STORE.into_iter().filter(|name| variables.value(name).is_some());
-        translation.without_effect.extend(given.map(|name| choice.unused(name)));
-        return;
-    }
-    if own.store.is_none() {
-        translation.give("store.kind", "redis", "REDIS_URL");
-    }
-    match &*redis_type(variables) {
-        "single" => translation.give("store.redis.mode", "standalone", "REDIS_TYPE"),
-        mode @ ("sentinel" | "cluster") => translation.give("store.redis.mode", mode, "REDIS_TYPE"),
-        other => translation.problems.push(format!(
-            "REDIS_TYPE: `{other}` is not allowed; single, sentinel and cluster are, or {WAYS_OUT}"
-        )),
-    }
-    translation.problems.extend(variables.wrong_switch("REDIS_TLS"));
-    let (service, servers) = servers(variables);
-    if let Some(service) = service {
-        translation.give("store.redis.sentinel_service", service, "REDIS_URL");
-        if servers.is_empty() {
-            translation.problems.push("REDIS_URL: sentinels are NAME,HOST:PORT[,HOST:PORT]...".to_owned());
-        }
-    }
-    if servers.is_empty() {
-        return;
-    }
-    let socket = variables.value("REDIS_SOCKET_TYPE").filter(|kind| !kind.starts_with("tcp"));
-    let path = servers.iter().find(|server| server.starts_with('/'));
-    for (variable, value) in [("REDIS_SOCKET_TYPE", socket), ("REDIS_URL", path.copied())] {
-        if let Some(value) = value {
-            translation.problems.push(format!("{variable}: `{value}`: connections are TCP only; {WAYS_OUT}"));
-            return;
-        }
-    }
-    let scheme = if variables.is_on("REDIS_TLS") { "rediss" } else { "redis" };
-    let mut urls = Vec::with_capacity(servers.len());
-    for server in servers {
-        let (given, rest) = server.split_once("://").unwrap_or(("redis", server));
-        let scheme = if given == "redis" { scheme } else { given };
-        // A password with an escaped character is refused as a URL.
-        let login = rest.rsplit_once('@').filter(|(login, _)| {
-            server.contains("://") && login.contains(':') && !login.contains('%') && urls.is_empty()
-        });
-        let address = match login {
-            None => rest,
-            Some((login, address)) => {
-                if variables.value("REDIS_AUTH").is_none() {
-                    log_in("REDIS_URL", login, Login::Servers, own, translation);
-                }
-                address
-            }
-        };
-        urls.push(format!("{scheme}://{address}"));
-    }
-    translation.give("store.redis.urls", urls.join(","), "REDIS_URL");
-}
-
-/// A user and a password. No message contains the value.
-fn log_in(variable: &str, value: &str, login: Login, own: Own, translation: &mut Translation) {
-    let (user_setting, file_setting, has_file) = match login {
-        Login::Servers => ("store.redis.username", "store.redis.password_file", own.has_password_file),
-        Login::Sentinels => (
-            "store.redis.sentinel_username",
-            "store.redis.sentinel_password_file",
-            own.has_sentinel_password_file,
-        ),
-    };
-    if has_file {
-        translation.without_effect.push(format!("{variable} ({file_setting} has the password)"));
-        return;
-    }
-    let (user, password) = value.split_once(':').unwrap_or(("", value));
-    if password.is_empty() || user.contains(char::is_whitespace) {
-        translation.problems.push(format!("{variable}: the value is neither PASSWORD nor USER:PASSWORD"));
-        return;
-    }
-    if !user.is_empty() {
-        translation.give(user_setting, user, variable);
-    }
-    let place = match login {
-        Login::Servers => &mut translation.passwords.server,
-        Login::Sentinels => &mut translation.passwords.sentinel,
-    };
-    *place = Some(password.to_owned());
 }
 
 fn joined_address(host: &str, port: &str) -> String {

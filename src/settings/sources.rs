@@ -1,6 +1,6 @@
 //! The sources of settings and the errors in them.
 
-use std::{collections::BTreeMap, io, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use config::{Config, ConfigError, Environment, Source, ValueKind};
 use tollgate_counter::files;
@@ -10,10 +10,8 @@ use tollgate_shared_store::{PasswordSource, PasswordSources};
 use crate::{
     api::admin::{EffectiveSetting, SettingOrigin},
     settings::{
-        CATALOG, Setting, Settings,
-        catalog::SettingsDraft,
-        otel,
-        reference::{self, Given, Own, Translation},
+        CATALOG, Sections, Setting, Settings, otel,
+        reference::{self, Given, Translation},
         value_type::variable,
     },
 };
@@ -32,23 +30,15 @@ pub struct SettingsSources {
     pub flags: Vec<(&'static Setting, String)>,
 }
 
-/// An error in the settings.
+/// What is wrong with the settings; each line names the source and the accepted values.
 #[derive(Debug, thiserror::Error)]
-pub enum SettingsError {
-    /// The settings file cannot be read.
-    #[error("{path}: {error}", path = path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        error: io::Error,
-    },
-    /// One or more invalid settings; each line names the source and the accepted values.
-    #[error("{}", .0.join("\n"))]
-    Wrong(Vec<String>),
-    /// The sources cannot be layered.
-    #[error(transparent)]
-    Layers(#[from] ConfigError),
+#[error("{}", .0.join("\n"))]
+pub struct SettingsError(pub Vec<String>);
+
+impl From<ConfigError> for SettingsError {
+    fn from(error: ConfigError) -> Self {
+        Self(vec![error.to_string()])
+    }
 }
 
 /// The environment of this process.
@@ -77,10 +67,10 @@ impl SettingsSources {
         });
         let given = reader.effective()?;
         if !reader.problems.is_empty() {
-            return Err(SettingsError::Wrong(reader.problems));
+            return Err(SettingsError(reader.problems));
         }
         let Translation { without_effect, passwords, choice, .. } = translation;
-        let mut settings = draft(&given).settings(given).map_err(SettingsError::Wrong)?;
+        let mut settings = sections(&given).settings(given).map_err(SettingsError)?;
         for (setting, given) in CATALOG.iter().zip(&mut settings.given) {
             given.value = setting.displayed(&given.value);
         }
@@ -99,7 +89,7 @@ impl SettingsSources {
     fn read_file(&self, reader: &mut SettingsReader) -> Result<(), SettingsError> {
         let Some(path) = &self.file else { return Ok(()) };
         let bytes = files::read(path, yaml::BYTES_MAX as u64)
-            .map_err(|error| SettingsError::Unreadable { path: path.clone(), error })?;
+            .map_err(|error| SettingsError(vec![format!("{}: {error}", path.display())]))?;
         let stream = yaml::load(&bytes);
         let place = |mark: Mark| format!("{}:{}:{}", path.display(), mark.line, mark.column);
         let problems = stream.problems.iter();
@@ -139,14 +129,9 @@ impl SettingsSources {
         let given = reader.effective()?;
         let is_given =
             |name: &str| given.iter().any(|given| given.name == name && given.from != SettingOrigin::Default);
-        let SettingsDraft { store, redis, links, .. } = draft(&given);
-        let own = Own {
-            store: is_given("store.kind").then_some(store.kind),
-            has_cluster: links.listen.is_some(),
-            has_password_file: redis.password_file.is_some(),
-            has_sentinel_password_file: redis.sentinel_password_file.is_some(),
-        };
-        let mut translation = reference::translate(&self.environment, own);
+        let own = sections(&given);
+        let store = is_given("store.kind").then_some(own.store.kind);
+        let mut translation = reference::translate(&self.environment, &own, store);
         reader.problems.append(&mut translation.problems);
         for Given { setting, value, variable } in &translation.settings {
             reader.set(SettingOrigin::Reference, variable, |_| variable.clone(), setting, value);
@@ -156,20 +141,20 @@ impl SettingsSources {
 }
 
 /// The settings with these valid values.
-fn draft(given: &[EffectiveSetting]) -> SettingsDraft {
-    let mut draft = SettingsDraft::default();
+fn sections(given: &[EffectiveSetting]) -> Sections {
+    let mut sections = Sections::default();
     for (setting, given) in CATALOG.iter().zip(given) {
         // It was accepted when it was read.
-        let _ = draft.set(setting, &given.value);
+        let _ = sections.set(setting, &given.value);
     }
-    draft
+    sections
 }
 
 /// Reads the values of sources, and collects what is wrong with them.
 #[derive(Default)]
 struct SettingsReader {
     /// Tries values; a value without effect must be valid, too.
-    draft: SettingsDraft,
+    tried: Sections,
     /// The valid values, each with its source; those of a later source override those of an earlier one.
     values: Vec<(SettingOrigin, &'static str, String)>,
     problems: Vec<String>,
@@ -249,7 +234,7 @@ impl SettingsReader {
             self.problems.push(format!("{place}: no such setting{near}"));
             return;
         };
-        match self.draft.set(setting, value) {
+        match self.tried.set(setting, value) {
             Some(()) => self.values.push((from, setting.name, value.to_owned())),
             None => {
                 let expected = setting.value_type().expected;

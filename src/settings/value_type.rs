@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    num::NonZeroU16,
     ops::RangeInclusive,
     path::PathBuf,
     time::Duration,
@@ -12,10 +13,15 @@ use jiff::SignedDuration;
 use serde_json::{Value as Json, json};
 use tollgate_cluster::link;
 use tollgate_counter::printable;
-use tollgate_sources::{RuleSourceKind, url::Address};
+use tollgate_sources::url::Address;
 
-use crate::settings::{listeners::CertificateName, memory::MemoryShare};
+use crate::settings::{
+    listeners::CertificateName,
+    memory::{ConnectionShare, MemoryShare},
+};
 
+/// The maximum of a rate, per second.
+const RATE_MAX: u16 = 1_000;
 /// The maximum of a count.
 pub(super) const COUNT_MAX: u64 = 1_000_000;
 /// The value that disables a setting.
@@ -48,10 +54,16 @@ pub struct Setting {
 pub(super) enum ProgramPart {
     /// A part that is always there.
     Always,
-    /// A source of rules.
-    Rules(RuleSourceKind),
-    /// Limits of keys from a store of this kind; from any without one.
-    Limits(Option<LimitStoreKind>),
+    /// Rules at a URL.
+    RulesUrl,
+    /// Rules of a control plane.
+    RulesXds,
+    /// Limits of keys from any store.
+    Limits,
+    /// Limits of keys in Redis.
+    LimitsRedis,
+    /// Limits of keys at a URL.
+    LimitsUrl,
     /// Connections to Redis.
     Redis,
     /// Counters in Redis.
@@ -313,6 +325,17 @@ pub(super) fn time_between(min: Duration, max: Duration) -> Parser<Duration> {
     parser("TIME", format!("a duration from {min:?} to {max:?}"), within)
 }
 
+/// A rate, as in `10/s`; `None` for `off`.
+pub(super) fn rate() -> Parser<Option<NonZeroU16>> {
+    parser("RATE", format!("off, or a rate from 1/s to {RATE_MAX}/s, as in 10/s"), |text| {
+        if text == OFF {
+            return Some(None);
+        }
+        let number = text.strip_suffix("/s")?.parse::<NonZeroU16>().ok();
+        number.filter(|number| number.get() <= RATE_MAX).map(Some)
+    })
+}
+
 /// `true` or `false`.
 pub(super) fn boolean() -> Parser<bool> {
     parser("BOOL", "true or false", |text| text.parse().ok())
@@ -336,7 +359,7 @@ pub(super) fn bytes(bounds: RangeInclusive<u64>) -> Parser<u64> {
 pub(super) fn size(share: MemoryShare) -> Parser<u64> {
     let expected = format!(
         "a size of at least {} and at most this machine's memory, as in 512MiB or 2GiB, or auto",
-        ByteSize(share.bytes_min())
+        ByteSize(share.bytes_min)
     );
     parser("SIZE", expected, move |text| match text {
         AUTO => Some(share.bytes()),
@@ -345,7 +368,7 @@ pub(super) fn size(share: MemoryShare) -> Parser<u64> {
 }
 
 /// A count, or `auto` for as many connections as fit into the share of the memory.
-pub(super) fn connections(share: MemoryShare) -> Parser<usize> {
+pub(super) fn connections(share: ConnectionShare) -> Parser<usize> {
     count(COUNT_MAX).or(AUTO, move || share.connections())
 }
 

@@ -107,7 +107,7 @@ mod tests {
     use tracing::{debug, info, subscriber::with_default, warn};
 
     use super::*;
-    use crate::logs::{Denials, LogSettings, logs};
+    use crate::logs::{LogSettings, logs};
 
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -124,7 +124,7 @@ mod tests {
 
     /// The lines written while `log` runs; its argument is the current second.
     fn written(format: LogFormat, log: impl FnOnce(&AtomicU64)) -> Vec<String> {
-        let settings = LogSettings { level: "debug".to_owned(), format, denials: Denials::Off };
+        let settings = LogSettings { level: "debug".to_owned(), format, denials: None };
         let lines = Lines::default();
         let second = Arc::new(AtomicU64::new(5));
         let sink = lines.clone();

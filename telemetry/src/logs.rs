@@ -35,17 +35,8 @@ pub struct LogSettings {
     pub level: String,
     /// The format of an event.
     pub format: LogFormat,
-    /// The rate at which denials are logged.
-    pub denials: Denials,
-}
-
-/// The rate at which denials are logged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Denials {
-    /// No denials.
-    Off,
-    /// The first denials of each second, at most [`Denials::PER_SECOND_MAX`].
-    PerSecond(NonZeroU16),
+    /// The maximum number of denials that are logged each second, the first ones; `None` if none are logged.
+    pub denials: Option<NonZeroU16>,
 }
 
 /// Reads and changes the log level at run time.
@@ -177,25 +168,5 @@ impl LogControl {
         if let Some(output) = &self.output {
             output.flush(time_max);
         }
-    }
-}
-
-impl Denials {
-    /// The maximum rate.
-    pub const PER_SECOND_MAX: u16 = 1_000;
-    /// The accepted values, for messages.
-    pub const EXPECTED: &str = "off, or a rate from 1/s to 1000/s, as in 10/s";
-}
-
-impl TryFrom<String> for Denials {
-    type Error = &'static str;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        if text == "off" {
-            return Ok(Self::Off);
-        }
-        let number = text.strip_suffix("/s").and_then(|number| number.parse::<NonZeroU16>().ok());
-        let allowed = number.filter(|number| number.get() <= Self::PER_SECOND_MAX);
-        allowed.map(Self::PerSecond).ok_or(Self::EXPECTED)
     }
 }

@@ -1,13 +1,13 @@
 //! Traces: a span for each call, sent to an OpenTelemetry collector over gRPC.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use axum::http::HeaderMap;
 use opentelemetry::{
     Context, Key, KeyValue,
     trace::{SpanBuilder, SpanKind, TraceContextExt, Tracer, TracerProvider},
 };
-use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig, WithTonicConfig};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::{
     Resource,
     trace::{SdkTracer, SdkTracerProvider, Span},
@@ -35,28 +35,12 @@ pub struct TraceSettings {
     pub certificate: Option<PathBuf>,
 }
 
-/// An error at the start of tracing.
-#[derive(Debug, thiserror::Error)]
-pub enum TraceError {
-    /// The CA file cannot be read.
-    #[error("{path}: {error}", path = path.display())]
-    Certificate {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        error: io::Error,
-    },
-    /// The exporter cannot be built.
-    #[error(transparent)]
-    Exporter(#[from] ExporterBuildError),
-}
-
 impl TraceSettings {
-    fn tls(&self) -> Result<ClientTlsConfig, TraceError> {
+    fn tls(&self) -> Result<ClientTlsConfig, String> {
         let Some(path) = &self.certificate else { return Ok(ClientTlsConfig::new().with_native_roots()) };
         let read = files::read(path, CERTIFICATE_BYTES_MAX)
-            .map_err(|error| TraceError::Certificate { path: path.clone(), error });
-        Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read?)))
+            .map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read)))
     }
 }
 
@@ -70,12 +54,12 @@ pub struct Traces {
 impl Traces {
     /// Starts the exporter; must be called within a runtime. Connects when the first spans are sent. Spans that the
     /// collector does not accept are dropped from a bounded queue.
-    pub fn start(settings: &TraceSettings) -> Result<Self, TraceError> {
+    pub fn start(settings: &TraceSettings) -> Result<Self, String> {
         let mut exporter = SpanExporter::builder().with_tonic().with_endpoint(&settings.endpoint);
         if settings.endpoint.starts_with("https://") {
             exporter = exporter.with_tls_config(settings.tls()?);
         }
-        let exporter = exporter.build()?;
+        let exporter = exporter.build().map_err(|error| error.to_string())?;
         let provider =
             SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource()).build();
         let tracer = provider.tracer(PROGRAM);

@@ -22,7 +22,7 @@ const DOORS: [(&str, &str); 13] = [
           shared_limiter tower",
     ),
     ("net", "accept certificates http_client private_file"),
-    ("quota", "METRICS QuotaService QuotaSettings QuotaStream QuotaTotals STREAM_PATH fuzz"),
+    ("quota", "METRICS QuotaService QuotaSettings QuotaStream STREAM_PATH fuzz"),
     (
         "remote",
         "Admitted COUNTER_ONLY CounterCheck CounterChecks DecidedBy LATE_MAX LocalShare LocalShareBasis \

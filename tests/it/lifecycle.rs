@@ -6,7 +6,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::timeout,
 };
-use tollgate::server::{Server, ServiceError};
+use tollgate::server::Server;
 use tollgate_counter::time::{Clock, Stopwatch};
 use tonic::transport::Channel;
 use tonic_health::pb::{
@@ -236,7 +236,6 @@ async fn second_server_on_same_port_fails_and_names_it() {
     let address = service.addresses.grpc.to_string();
     let settings = settings(&service.rules, &[("grpc.listen", &address)]);
     let error = Server::bind(settings, Clock::system()).await.unwrap_err();
-    assert!(matches!(error, ServiceError::Listen { listener: "grpc", .. }));
     assert!(error.to_string().starts_with(&format!("grpc.listen: cannot listen on {address}: ")), "{error}");
 }
 

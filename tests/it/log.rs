@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tollgate_telemetry::logs::{Denials, LogControl, LogFormat, LogSettings, logs};
+use tollgate_telemetry::logs::{LogControl, LogFormat, LogSettings, logs};
 use tracing::{
     Dispatch,
     subscriber::{DefaultGuard, NoSubscriber, set_default},
@@ -47,7 +47,7 @@ impl Log {
 
     fn start(level: &str, format: LogFormat) -> Self {
         let lines = Lines::default();
-        let settings = LogSettings { level: level.to_owned(), format, denials: Denials::Off };
+        let settings = LogSettings { level: level.to_owned(), format, denials: None };
         let sink = lines.clone();
         let (subscriber, control) = logs(&settings, move || sink.clone(), false, || 0).unwrap();
         let (other, guard) = (Dispatch::new(NoSubscriber::new()), set_default(subscriber));

@@ -21,7 +21,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
-use tollgate::server::{Server, ServiceError};
+use tollgate::server::Server;
 use tollgate_counter::time::Clock;
 use tollgate_wire::proto::envoy::service::ratelimit::v3::{
     RateLimitRequest, rate_limit_service_client::RateLimitServiceClient,
@@ -267,7 +267,6 @@ async fn bad_certificates_refuse_start_and_name_the_setting() {
         let files = Files::of(&pair);
         let settings = settings(&rules, &borrowed(&files.settings("grpc")));
         let error = Server::bind(settings, Clock::manual(START)).await.unwrap_err();
-        assert!(matches!(error, ServiceError::Certificates(_)));
         let text = error.to_string();
         assert!(text.starts_with(setting) && text.contains(why), "{text}");
     }

@@ -7,7 +7,7 @@ use prost::Message as _;
 use super::{RULES, SETTINGS, Told, World, reports, told, usage};
 use tollgate_wire::proto::envoy::service::rate_limit_quota::v3::RateLimitQuotaUsageReports;
 
-use crate::{QuotaSettings, QuotaStream, QuotaTotals};
+use crate::{QuotaSettings, QuotaStream};
 
 #[test]
 fn caller_takes_its_share_of_memory_and_leaves_others_theirs() {
@@ -24,7 +24,7 @@ fn caller_takes_its_share_of_memory_and_leaves_others_theirs() {
         }
         streams
     };
-    let bytes = || world.service.reading().memory;
+    let bytes = || world.service.memory_bytes();
     let first = fill(b"first");
     let half = SETTINGS.memory as usize / 2;
     let of_first = bytes();
@@ -39,8 +39,7 @@ fn caller_takes_its_share_of_memory_and_leaves_others_theirs() {
     assert!(bytes() < half / 2, "{}", bytes());
     drop(second);
     world.advance(18);
-    let QuotaTotals { memory, divided, .. } = world.service.reading();
-    assert_eq!((memory, divided), (0, 0));
+    assert_eq!((bytes(), world.service.dividers.len()), (0, 0));
 }
 
 #[test]
@@ -52,10 +51,10 @@ fn domain_and_ids_count_as_memory() {
     let mut stream = world.open().unwrap();
     let refused = stream.receive(&of(&long).encode_to_vec()).unwrap_err();
     assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
-    let before = world.service.reading().memory;
+    let before = world.service.memory_bytes();
     stream.receive(&of("shop").encode_to_vec()).unwrap();
     stream.receive(&reports(vec![usage(&[("free", &"y".repeat(90))], 1, 0)])).unwrap();
-    let more = world.service.reading().memory - before;
+    let more = world.service.memory_bytes() - before;
     assert!((2_048 + 90..2_200).contains(&more), "{more}");
 }
 
@@ -85,13 +84,13 @@ fn one_caller_leaves_places_of_a_limit_to_others() {
     };
     let mut each = Vec::new();
     let served = |caller: &[u8], each: &mut Vec<QuotaStream>| {
-        let before = world.service.reading().too_many;
+        let before = world.service.refused_buckets();
         for number in 0..8 {
             let mut stream = world.open_as(caller).unwrap();
             stream.receive(&zones(number)).unwrap();
             each.push(stream);
         }
-        4_000 - (world.service.reading().too_many - before)
+        4_000 - (world.service.refused_buckets() - before)
     };
     assert_eq!([b"a", b"b", b"c"].map(|caller| served(caller, &mut each)), [2_048, 512, 384]);
 }
@@ -110,7 +109,7 @@ fn work_of_a_report_does_not_grow_with_other_buckets() {
         (0..20).map(of).collect()
     };
     for round in 0..2 {
-        let before = world.service.reading();
+        let visits_before = world.service.dividers.stats().visited.get();
         let reports_before = world.service.stats.reports.get();
         // The demand of each changes with each report.
         for (stream, message) in streams.iter_mut().zip(all(1 + round % 2)) {
@@ -118,10 +117,9 @@ fn work_of_a_report_does_not_grow_with_other_buckets() {
             world.clock.set(world.clock.now().after(Duration::from_millis(250)));
             world.service.turn();
         }
-        let after = world.service.reading();
         let reports = world.service.stats.reports.get() - reports_before;
-        let visits = after.visited - before.visited;
-        assert_eq!((reports, after.too_many), (BUCKETS as u64, 0));
+        let visits = world.service.dividers.stats().visited.get() - visits_before;
+        assert_eq!((reports, world.service.refused_buckets()), (BUCKETS as u64, 0));
         // A division for each of the 20 messages and after each pause.
         assert!(visits <= 2 * 20 * BUCKETS as u64, "{visits}");
         let answered: usize = streams.iter_mut().map(|stream| told(stream).len()).sum();
@@ -140,7 +138,7 @@ fn buckets_that_come_back_again_and_again_are_bounded_by_memory() {
         usage
     });
     let message = reports(zones.collect());
-    let taken = || world.service.stats.reports.get() - world.service.reading().too_many;
+    let taken = || world.service.stats.reports.get() - world.service.refused_buckets();
     for _ in 0..2 {
         let before = taken();
         for _ in 0..20 {

@@ -56,13 +56,13 @@ async fn serve(bytes: &[u8], part_bytes: usize, budgets: Budgets) {
         terms: ListenerTerms {
             name: "fuzz",
             certificates: None,
-            protocols: Protocols::grpc(&SETTINGS.grpc),
-            limits: Limits::grpc(&SETTINGS.grpc),
+            protocols: Protocols::grpc(&SETTINGS.sections.grpc),
+            limits: Limits::grpc(&SETTINGS.sections.grpc),
             budgets,
             stats: Default::default(),
             idle: None,
         },
-        service: Services::grpc(ROUTES.clone(), api(), None, CallerRegistry::new(Clock::system())),
+        service: Services::new(ROUTES.clone(), api(), None, CallerRegistry::new(Clock::system())),
     };
     let service = context.service.for_connection(None, None, None);
     let (_phase, phases) = watch::channel(Phase::Serving);

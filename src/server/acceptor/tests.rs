@@ -83,7 +83,8 @@ fn context(router: Router) -> ConnectionContext {
     let clock = Clock::manual(now);
     let limiter = Limiter::new(active_rules, memory, clock.clone());
     // No timer fires while a test counts wakes.
-    let settings = Settings::with(&[("grpc.handshake_timeout", "1h"), ("grpc.keepalive_interval", "1h")]);
+    let settings =
+        Settings::with(&[("grpc.handshake_timeout", "1h"), ("grpc.keepalive_interval", "1h")]).sections;
     ConnectionContext {
         terms: ListenerTerms {
             name: "test",
@@ -94,7 +95,7 @@ fn context(router: Router) -> ConnectionContext {
             budgets: Budgets::new(&settings.memory),
             idle: None,
         },
-        service: Services::grpc(router, Api::new(limiter, settings.api), None, CallerRegistry::new(clock)),
+        service: Services::new(router, Api::new(limiter, settings.api), None, CallerRegistry::new(clock)),
     }
 }
 

@@ -6,7 +6,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use axum::{
@@ -91,7 +90,7 @@ impl AcceptedCall {
     fn decide_at_once(
         &mut self,
         service: &Services,
-        batch: Option<&mut ReadBatch<'_>>,
+        batch: &mut ReadBatch<'_>,
         unsent: &Unsent,
         cx: &mut Context<'_>,
     ) -> Option<Rest> {
@@ -101,7 +100,6 @@ impl AcceptedCall {
             log_error(respond.send_response(response, true).map(drop));
             return None;
         }
-        let Some(batch) = batch else { return Some(Rest::Route) };
         let Some(method) = Method::from_path(request.uri().path()) else {
             return Some(match request.uri().path() {
                 CHECK_STREAM_PATH => Rest::Stream,
@@ -161,12 +159,12 @@ impl ConnectionCalls<'_> {
         &self,
         accepted: &mut Vec<Option<AcceptedCall>>,
         deferred: &mut VecDeque<Deferred>,
-        mut batch: Option<&mut ReadBatch<'_>>,
+        batch: &mut ReadBatch<'_>,
         cx: &mut Context<'_>,
     ) {
         for call in accepted.iter_mut() {
             if self.unsent.has_room() {
-                self.begin(batch.as_deref_mut(), call, cx);
+                self.begin(batch, call, cx);
             } else if let Some(call) = call.take() {
                 deferred.push_back(self.defer(call));
             }
@@ -176,12 +174,7 @@ impl ConnectionCalls<'_> {
     }
 
     /// Decides a call in its place, rejects it, or takes it to the pending calls.
-    fn begin(
-        &self,
-        batch: Option<&mut ReadBatch<'_>>,
-        place: &mut Option<AcceptedCall>,
-        cx: &mut Context<'_>,
-    ) {
+    fn begin(&self, batch: &mut ReadBatch<'_>, place: &mut Option<AcceptedCall>, cx: &mut Context<'_>) {
         let rest = place.as_mut().and_then(|call| call.decide_at_once(self.service, batch, self.unsent, cx));
         if let Some(rest) = rest
             && let Some(call) = place.take()
@@ -201,12 +194,8 @@ impl ConnectionCalls<'_> {
                 // The head of the request is as large as the plan.
                 drop(request);
                 self.pending.push(async move {
-                    let decided = match service.api() {
-                        Some((api, caller)) => {
-                            waiting.reply(api, caller).await.map_err(|error| Some(error.into()))
-                        }
-                        None => Err(None),
-                    };
+                    let decided = waiting.reply(&service.api, &service.caller).await;
+                    let decided = decided.map_err(|error| Some(error.into()));
                     // The reply may wait for much longer.
                     drop(held);
                     send_decided(&service, method, decided, respond, &unsent).await
@@ -326,7 +315,7 @@ impl ConnectionCalls<'_> {
     pub(super) fn begin_deferred(
         &self,
         deferred: &mut VecDeque<Deferred>,
-        mut batch: Option<&mut ReadBatch<'_>>,
+        batch: &mut ReadBatch<'_>,
         cx: &mut Context<'_>,
     ) -> bool {
         let before = deferred.len();
@@ -343,7 +332,7 @@ impl ConnectionCalls<'_> {
         {
             drop(share);
             let mut place = Some(call);
-            self.begin(batch.as_deref_mut(), &mut place, cx);
+            self.begin(batch, &mut place, cx);
             place.iter_mut().for_each(AcceptedCall::reply);
         }
         deferred.len() != before
@@ -369,12 +358,11 @@ fn stream_failed(service: &Services, path: &str, status: &Status) {
 
 /// Decides a call from its complete body, locally or elsewhere.
 async fn decide(service: &Services, method: Method, headers: &HeaderMap, framed: &[u8]) -> Decided {
-    let Some((api, connection)) = service.api() else { return Err(None) };
     let message = message::unframe(framed).map_err(|error| CallFailure::from_message_error(&error))?;
     let metadata = Some(headers);
-    let precision = api.precision();
+    let precision = service.api.precision();
     let call = Call { method, message, metadata, precision, api: ApiKind::over_grpc(method) };
-    api.handle(call, connection).await.map_err(|error| Some(error.into()))
+    service.api.handle(call, &service.caller).await.map_err(|error| Some(error.into()))
 }
 
 /// Calls of a connection that wait for something.
@@ -515,12 +503,6 @@ fn send_message(respond: &mut SendResponse<ReplyPart>, message: ReplyPart) -> Re
     stream.send_trailers(ok_trailers())
 }
 
-async fn wait_for(service: &Services, delay: Duration) {
-    if let Some((api, _)) = service.api() {
-        api.wait(delay).await;
-    }
-}
-
 /// Sends the reply after its delay, unless the client resets the call.
 async fn send_delayed_reply(
     service: &Services,
@@ -530,7 +512,7 @@ async fn send_delayed_reply(
 ) -> Result<(), h2::Error> {
     tokio::select! {
         biased;
-        () = wait_for(service, reply.delay) => send_reply(&mut respond, reply, unsent),
+        () = service.api.wait(reply.delay) => send_reply(&mut respond, reply, unsent),
         reset = poll_fn(|cx| respond.poll_reset(cx)) => reset.map(drop),
     }
 }

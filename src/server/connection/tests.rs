@@ -25,8 +25,9 @@ fn budgets() -> Budgets {
     Budgets::new(&crate::settings::Memory { requests: 1 << 24, replies: 1 << 24 })
 }
 
-fn callers() -> CallerRegistry {
-    CallerRegistry::new(Clock::system())
+fn service(router: Router) -> Arc<Services> {
+    let callers = CallerRegistry::new(Clock::system());
+    Services::new(router, crate::api::fuzz::api(), None, callers).for_connection(None, None, None)
 }
 
 /// A server and its client, whose streams have a window of `window` bytes.
@@ -36,7 +37,7 @@ async fn connect(
     keepalive: Keepalive,
 ) -> (h2::client::SendRequest<Bytes>, JoinHandle<Result<(), ConnectionError>>) {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
-    let service = Services::http(router, callers()).for_connection(None, None, None);
+    let service = service(router);
     let server = tokio::spawn(GrpcConnection::new(
         &Builder::new(),
         ours,
@@ -102,7 +103,7 @@ async fn reset_call_is_cancelled() {
 #[tokio::test]
 async fn ping_without_calls_is_acknowledged() {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
-    let service = Services::http(Router::new(), callers()).for_connection(None, None, None);
+    let service = service(Router::new());
     let keepalive = Keepalive { interval: HOUR, timeout: HOUR };
     let io_handle = IoHandle::default();
     tokio::spawn(GrpcConnection::new(&Builder::new(), ours, io_handle, service, keepalive, &budgets()));
@@ -122,7 +123,7 @@ async fn client_without_ping_replies_is_disconnected() {
     assert!(!server.is_finished());
 
     let (ours, mut theirs) = tokio::io::duplex(1 << 16);
-    let service = Services::http(Router::new(), callers()).for_connection(None, None, None);
+    let service = service(Router::new());
     let server =
         GrpcConnection::new(&Builder::new(), ours, IoHandle::default(), service, keepalive, &budgets());
     let handshake = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";

@@ -23,22 +23,14 @@ mod replica;
 
 pub(super) use replica::MetricsSources;
 
-/// The metrics of every replica, in the order of the page.
-pub fn replica_metrics() -> impl Iterator<Item = &'static Metric> {
-    each(replica::METRICS).chain(each(api::METRICS))
-}
-
-/// The metrics of a replica in a cluster, which follow the others.
-pub fn cluster_metrics() -> impl Iterator<Item = &'static Metric> {
-    each(cluster::METRICS)
-}
-
-/// The metrics of all replicas, whatever they have, under their own names.
+/// The metrics of all replicas, whatever they have, under their own names. Those of every replica come first, in the order
+/// of the page.
 pub fn all_metrics() -> impl Iterator<Item = &'static Metric> {
+    let of_all = each(replica::METRICS).chain(each(api::METRICS));
     let of_stores = each(optional::SHARED_STORE).chain(each(optional::LIMITS));
     let of_sources = each(optional::RULES_URL).chain(each(optional::XDS));
     let of_quotas = each(tollgate_quota::METRICS);
-    replica_metrics().chain(cluster_metrics()).chain(of_stores).chain(of_sources).chain(of_quotas)
+    of_all.chain(each(cluster::METRICS)).chain(of_stores).chain(of_sources).chain(of_quotas)
 }
 
 fn each<R>(rows: &'static [Row<R>]) -> impl Iterator<Item = &'static Metric> {
@@ -88,7 +80,7 @@ fn fill(mut page: Page<'_>, state: MetricsSources) -> Page<'_> {
         page.add(optional::XDS, &optional::XdsValues::new(stats, &state.active_rules));
     }
     if let Some(quotas) = &state.quotas {
-        page.add(tollgate_quota::METRICS, &quotas.reading());
+        page.add(tollgate_quota::METRICS, &**quotas);
     }
     page
 }
@@ -120,6 +112,10 @@ mod tests {
         settings::Settings,
     };
 
+    fn replica_metrics() -> impl Iterator<Item = &'static Metric> {
+        each(replica::METRICS).chain(each(api::METRICS))
+    }
+
     fn sources() -> MetricsSources {
         MetricsSources {
             active_rules: Arc::default(),
@@ -127,7 +123,7 @@ mod tests {
             limiter: Arc::default(),
             api: Arc::default(),
             listeners: ServerStats::default(),
-            budgets: Budgets::new(&Settings::with(&[]).memory),
+            budgets: Budgets::new(&Settings::with(&[]).sections.memory),
             logs: LogControl::default(),
             clock: Clock::manual(Timestamp::EPOCH),
             cluster: None,
@@ -161,7 +157,7 @@ mod tests {
         let cluster = lone(sources.memory.clone()).await;
         let sources = MetricsSources { cluster: Some(cluster), ..sources };
         let page = fill(Page::default(), sources).finish();
-        let of_all = replica_metrics().chain(cluster_metrics()).map(|metric| metric.name);
+        let of_all = replica_metrics().chain(each(cluster::METRICS)).map(|metric| metric.name);
         assert_eq!(families(&page), of_all.collect::<Vec<_>>());
         let series: Vec<_> = page.lines().filter(|line| line.starts_with("tollgate_cluster_")).collect();
         for (line, number) in [

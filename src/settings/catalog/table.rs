@@ -1,4 +1,4 @@
-//! Makes the catalog, and the draft of its values, of the rows of a table.
+//! Makes the catalog, and the sections of its values, of the rows of a table.
 
 /// The struct of a section, unless it is that of another module.
 macro_rules! section {
@@ -12,9 +12,9 @@ macro_rules! section {
     (use $($other:tt)*) => {};
 }
 
-/// Makes the catalog, and the draft that its values are read into. A section has the beginning of its names, the part
-/// of the program that uses it, a heading, and its target in the draft; a row has the field of the target, a flag that
-/// is not the name, the type, the parser, the default and the help.
+/// Makes the catalog, and the sections that its values are read into. A section has the beginning of its names, the part
+/// of the program that uses it, a heading, and its target; a row has the field of the target, a flag that is not the
+/// name, the type, the parser, the default and the help.
 macro_rules! settings {
     ($($prefix:literal $part:ident $heading:literal $kind:tt $section:ident: $($target:ident)::+ {
         $($name:ident $(as $flag:literal)?: $type:ty = $parser:expr => $default:literal $help:literal;)*
@@ -32,13 +32,13 @@ macro_rules! settings {
 
         $(section! { $kind $($target)::+ $prefix { $($name: $type, $help;)* } })*
 
-        /// The values of all settings, before they are compared with each other.
-        #[derive(Debug)]
-        pub(super) struct SettingsDraft {
-            $(pub(super) $section: $($target)::+,)*
+        /// The values of all settings. Each is allowed by itself; those that make up something together may conflict.
+        #[derive(Clone, Debug)]
+        pub struct Sections {
+            $(pub(crate) $section: $($target)::+,)*
         }
 
-        impl Default for SettingsDraft {
+        impl Default for Sections {
             fn default() -> Self {
                 Self {
                     $($section: $($target)::+ { $($name: $parser.parse($default).expect("a default is valid"),)* },)*
@@ -46,8 +46,8 @@ macro_rules! settings {
             }
         }
 
-        impl SettingsDraft {
-            /// Parses the text into a setting. `None` if it is not accepted; then the draft stays.
+        impl Sections {
+            /// Parses the text into a setting. `None` if it is not accepted; then the value stays.
             pub(super) fn set(&mut self, setting: &Setting, text: &str) -> Option<()> {
                 match setting.name {
                     $($(concat!($prefix, stringify!($name)) => self.$section.$name = $parser.parse(text)?,)*)*

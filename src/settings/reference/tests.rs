@@ -82,7 +82,7 @@ fn nothing_given_has_ports_and_paths_of_the_reference() {
     assert_eq!(shown(&settings, "rules.path"), "/srv/runtime_data/current/config");
     assert_eq!(shown(&settings, "http.listen"), "0.0.0.0:8080");
     assert_eq!(shown(&settings, "grpc.listen"), "0.0.0.0:8081");
-    assert!(settings.rules.required && settings.metrics.reference_names);
+    assert!(settings.rules.required && settings.sections.metrics.reference_names);
     assert!(!settings.rules.path_must_exist, "the directory may be mounted later");
     assert!(settings.without_effect.is_empty());
 }

@@ -20,7 +20,7 @@ fn with_environment(variables: &[(&str, &str)]) -> SettingsSources {
 
 #[test]
 fn default_of_every_setting_is_valid() {
-    assert_eq!(load(&[]).unwrap().grpc.listen.to_string(), "0.0.0.0:8081");
+    assert_eq!(load(&[]).unwrap().sections.grpc.listen.to_string(), "0.0.0.0:8081");
 }
 
 #[test]
@@ -30,9 +30,9 @@ fn value_has_the_origin_that_overrides_the_others() {
     let SettingsSources { environment, .. } = with_environment(&variables);
     let flags = flags(&[("drain.delay", "3s")]).flags;
     let settings = SettingsSources { flags, environment, ..sources }.load().unwrap();
-    let crate::settings::Drain { delay, timeout } = settings.drain;
+    let crate::settings::Drain { delay, timeout } = settings.sections.drain;
     assert_eq!((delay, timeout), (Duration::from_secs(3), Duration::from_secs(20)));
-    assert_eq!(settings.log.level, "debug");
+    assert_eq!(settings.sections.log.level, "debug");
     let of = |name: &str| {
         let setting = settings.given.iter().find(|setting| setting.name == name).unwrap();
         (setting.from, setting.value.as_str())

@@ -16,10 +16,10 @@ use crate::{
     api::admin::{EffectiveSetting, SettingOrigin},
     persistence,
     settings::{
-        Admin, CertificateName, Drain, ListenerTlsFiles, Settings, TlsSettings,
+        CertificateName, Drain, ListenerTlsFiles, Sections, Settings,
         catalog::{
             CATALOG, Counters, LimitCacheSize, LimitCalls, Links, Redis, RedisCounters, Rules, RulesUrl,
-            SettingsDraft, TlsFiles, Xds,
+            TlsFiles, Xds,
         },
         value_type::{LimitStoreKind, OFF, ProgramPart, RedisMode, Setting, StoreKind},
     },
@@ -64,7 +64,7 @@ impl Conflicts {
     }
 }
 
-impl SettingsDraft {
+impl Sections {
     /// The settings of all components. `given` has the value of each setting as text.
     pub(super) fn settings(self, given: Vec<EffectiveSetting>) -> Result<Settings, Vec<String>> {
         let redis = redis_kind(&given);
@@ -75,42 +75,27 @@ impl SettingsDraft {
         let limits = self.limit_settings(&mut conflicts);
         let is_redis = self.store.kind == StoreKind::Redis;
         let shared_store = is_redis.then(|| self.redis_settings("store.kind redis", &mut conflicts));
-        let poll_interval = self.certificates.poll_interval;
-        let memory_limit = self.store.memory_limit;
         let limits_san = &self.admin.limits_san;
-        let Counters { on_full, snapshot, snapshot_every } = self.counters;
+        let grpc_tls = self.grpc_tls.clone().read("grpc.tls_", limits_san, &mut conflicts);
+        let http_tls = self.http_tls.clone().read("http.tls_", limits_san, &mut conflicts);
+        let poll_interval = self.certificates.poll_interval;
+        let links = (!is_redis).then(|| self.links.clone());
+        let cluster = links.and_then(|links| links.read(self.cluster, poll_interval, &mut conflicts));
+        let memory_limit = self.store.memory_limit;
+        let Counters { on_full, snapshot, snapshot_every } = self.counters.clone();
         let settings = Settings {
+            sections: self,
+            grpc_tls,
+            http_tls,
             rules,
-            tls: TlsSettings {
-                grpc: self.grpc_tls.read("grpc.tls_", limits_san, &mut conflicts),
-                http: self.http_tls.read("http.tls_", limits_san, &mut conflicts),
-                poll_interval,
-            },
-            limits,
-            shared_store,
-            cluster: if is_redis {
-                None
-            } else {
-                self.links.read(self.cluster, poll_interval, &mut conflicts)
-            },
             store: persistence::PersistenceSettings { memory_limit, on_full, snapshot, snapshot_every },
+            cluster,
+            shared_store,
+            limits,
             traces: None,
             backend: None,
             without_effect: Vec::new(),
             given,
-            grpc: self.grpc,
-            http: self.http,
-            admin: self.admin,
-            metrics: self.metrics,
-            limiter: self.limiter,
-            memory: self.memory,
-            api: self.api,
-            rlqs: self.rlqs,
-            check: self.check,
-            headers: self.headers,
-            denial: self.denial,
-            drain: self.drain,
-            log: self.log,
         };
         settings.check(redis, &mut conflicts);
         if conflicts.0.is_empty() { Ok(settings) } else { Err(conflicts.0) }
@@ -125,15 +110,23 @@ impl SettingsDraft {
         let why = match setting.part {
             ProgramPart::Always => None,
             // Limits at a URL are read by the same client.
-            ProgramPart::Rules(RuleSourceKind::Url) if has_limits(LimitStoreKind::Url) => None,
-            ProgramPart::Rules(kind) => self.rules.unread(kind),
-            ProgramPart::Limits(None) => {
+            ProgramPart::RulesUrl if has_limits(LimitStoreKind::Url) => None,
+            ProgramPart::RulesUrl => {
+                let is_read = self.rules.source == RuleSourceKind::Files
+                    && matches!(self.rules.path, Some(RuleLocation::Url(_)));
+                (!is_read).then_some("needs a URL in rules.path, which is not set")
+            }
+            ProgramPart::RulesXds => {
+                let is_read = self.rules.source == RuleSourceKind::Xds;
+                (!is_read).then_some("needs rules.source xds, which is not set")
+            }
+            ProgramPart::Limits => {
                 self.limits.source.is_none().then_some("needs limits.source, which is not set")
             }
-            ProgramPart::Limits(Some(LimitStoreKind::Redis)) => {
+            ProgramPart::LimitsRedis => {
                 (!has_limits(LimitStoreKind::Redis)).then_some("needs limits.source redis, which is not set")
             }
-            ProgramPart::Limits(Some(LimitStoreKind::Url)) => {
+            ProgramPart::LimitsUrl => {
                 (!has_limits(LimitStoreKind::Url)).then_some("needs limits.source url, which is not set")
             }
             ProgramPart::Redis if has_limits(LimitStoreKind::Redis) => None,
@@ -267,44 +260,28 @@ impl TlsFiles {
 
 impl Settings {
     fn check(&self, redis: &str, conflicts: &mut Conflicts) {
+        let Sections { admin, check, drain, rlqs, .. } = &self.sections;
         let [domain, descriptors] =
-            [("domain", self.check.domain.is_some()), ("descriptors", self.check.descriptors.is_some())];
+            [("domain", check.domain.is_some()), ("descriptors", check.descriptors.is_some())];
         conflicts.require("check.", &[(domain, descriptors), (descriptors, domain)]);
-        let Admin { listen, token_file, .. } = &self.admin;
-        if token_file.is_none() && !listen.ip().to_canonical().is_loopback() {
+        let listen = admin.listen;
+        if admin.token_file.is_none() && !listen.ip().to_canonical().is_loopback() {
             let what = "is not a loopback address, so admin.token_file must be set: admin requests can reset counters";
             conflicts.add(format!("admin.listen: {listen} {what}"));
         }
-        let listeners = [&self.tls.grpc, &self.tls.http].into_iter().flatten();
-        if !self.admin.limits_san.is_empty()
-            && listeners.filter_map(|tls| tls.client_ca.as_ref()).count() == 0
-        {
+        let listeners = [&self.grpc_tls, &self.http_tls].into_iter().flatten();
+        if !admin.limits_san.is_empty() && listeners.filter_map(|tls| tls.client_ca.as_ref()).count() == 0 {
             let needed = "grpc.tls_client_ca or http.tls_client_ca";
             conflicts.add(format!("admin.limits_san needs {needed}, which are not set"));
         }
-        if self.rlqs.enabled && self.shared_store.is_some() {
+        if rlqs.enabled && self.shared_store.is_some() {
             // Each replica would give clients the whole limit.
             conflicts.add(format!("rlqs.enabled does not go with {redis}: counters are divided in memory"));
         }
-        let Drain { delay, timeout, .. } = self.drain;
+        let Drain { delay, timeout } = *drain;
         if delay > timeout {
             let what = "drain.delay is longer than drain.timeout, which includes it";
             conflicts.add(format!("{what}: {delay:?} and {timeout:?}"));
-        }
-    }
-}
-
-impl Rules {
-    /// Why settings of a source of this kind have no effect; `None` if it is the one that is read.
-    fn unread(&self, kind: RuleSourceKind) -> Option<&'static str> {
-        let is_url = matches!(self.path, Some(RuleLocation::Url(_)));
-        match (kind, self.source) {
-            (RuleSourceKind::Url, RuleSourceKind::Files) if is_url => None,
-            (RuleSourceKind::Url, _) => Some("needs a URL in rules.path, which is not set"),
-            (RuleSourceKind::Xds, source) if source != kind => {
-                Some("needs rules.source xds, which is not set")
-            }
-            (RuleSourceKind::Files | RuleSourceKind::Xds, _) => None,
         }
     }
 }
