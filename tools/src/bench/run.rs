@@ -14,7 +14,7 @@ use tollgate_counter::{lock::lock, time::Stopwatch};
 use tonic::Code;
 
 use crate::bench::{
-    client::{self, BenchClient, Route},
+    client::{BenchClient, Route},
     frame::{AnswerKind, BenchCall, FrameTemplate},
     keys::{HitDistribution, Keys},
     schedule::{MeasuredSpan, Schedule},
@@ -98,8 +98,6 @@ struct BenchRequest {
 pub(super) struct Running {
     shared: Arc<RunState>,
     callers: JoinSet<()>,
-    // Owned here, so that connections end with the run.
-    _reconnectors: JoinSet<()>,
     // Dropping it ends the thread that releases requests; `None` in a closed loop.
     pacer: Option<mpsc::Sender<()>>,
 }
@@ -109,11 +107,8 @@ impl Run {
     pub(super) async fn start(self, route: Route) -> Result<Running, String> {
         let route = Arc::new(route);
         let mut clients = Vec::new();
-        let mut reconnectors = JoinSet::new();
         for _ in 0..self.callers.connections {
-            let (client, reconnector) = client::open(route.clone()).await?;
-            clients.push(client);
-            reconnectors.spawn(reconnector);
+            clients.push(BenchClient::connect(route.clone()).await?);
         }
         let shared = Arc::new(RunState {
             stopwatch: Stopwatch::start(),
@@ -135,7 +130,7 @@ impl Run {
             }
         }
         let pacer = self.schedule.map(|schedule| start_pacer(shared.clone(), schedule));
-        Ok(Running { shared, callers, _reconnectors: reconnectors, pacer })
+        Ok(Running { shared, callers, pacer })
     }
 }
 
