@@ -30,8 +30,8 @@ named! {
 }
 
 /// A format, with what it keeps from line to line.
-#[derive(Clone, Debug)]
-pub(in crate::simulate) struct RecordFormat {
+#[derive(Debug)]
+pub(super) struct RecordFormat {
     // `None` until it is found by the first line.
     name: Option<FormatName>,
     // Those of CSV.
@@ -49,7 +49,7 @@ pub(super) enum Record<'l> {
 
 impl RecordFormat {
     /// The format with this name; columns have these names, or those of the first line.
-    pub(in crate::simulate) fn new(name: Option<FormatName>, columns: Option<Vec<String>>) -> Self {
+    pub(super) fn new(name: Option<FormatName>, columns: Option<Vec<String>>) -> Self {
         let name = name.or(columns.is_some().then_some(FormatName::Csv));
         Self { name, columns: Columns::new(columns) }
     }
