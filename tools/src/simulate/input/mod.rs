@@ -13,8 +13,7 @@ use crate::simulate::{
     },
 };
 
-mod combined;
-mod envoy;
+mod access_log;
 pub(super) mod file;
 pub(super) mod instant;
 mod lines;
