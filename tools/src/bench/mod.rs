@@ -40,8 +40,6 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandErr
 /// Runs to the end, or until a signal arrives.
 async fn measure(run: run::Run, route: client::Route) -> Result<BenchReport, String> {
     let mut interrupts = Interrupts::new()?;
-    let callers = run.callers;
-    let schedule = run.schedule.clone();
     let mut running = tokio::select! {
         running = run.start(route) => running?,
         () = interrupts.next() => return Err("interrupted".to_owned()),
@@ -54,12 +52,12 @@ async fn measure(run: run::Run, route: client::Route) -> Result<BenchReport, Str
             () = running.ended() => break,
             () = interrupts.next() => break,
             _ = second.tick(), if shows_progress => {
-                show_progress(&BenchReport::new(callers, schedule.as_ref(), &running).line());
+                show_progress(&BenchReport::new(&running.state).line());
             }
         }
     }
     if shows_progress {
         show_progress("");
     }
-    Ok(BenchReport::new(callers, schedule.as_ref(), &running))
+    Ok(BenchReport::new(&running.state))
 }
