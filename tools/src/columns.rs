@@ -14,13 +14,6 @@ pub(crate) struct Columns {
     ends: Vec<usize>,
 }
 
-impl Clone for Columns {
-    /// Columns with these names, before their first line. A clone of the reader, as its default, reads nothing.
-    fn clone(&self) -> Self {
-        Self::new(self.names.clone())
-    }
-}
-
 impl Columns {
     /// Columns with these names, or those of the first line.
     pub(crate) fn new(names: Option<Vec<String>>) -> Self {

@@ -1,9 +1,11 @@
 //! What the commands have in common: their runtime, the end of their help, what they print, and their exit codes.
 
 use std::{
-    io::{self, Write as _},
+    io::{self, IsTerminal as _, Write as _, stderr},
     path::PathBuf,
+    pin::pin,
     process::ExitCode,
+    time::Duration,
 };
 
 use clap::{Arg, ArgAction, ValueHint, value_parser};
@@ -11,6 +13,7 @@ use serde_json::Value;
 use tokio::{
     runtime,
     signal::unix::{Signal, SignalKind, signal},
+    time::{MissedTickBehavior, interval},
 };
 use tollgate_counter::printable;
 
@@ -101,6 +104,30 @@ impl Interrupts {
             _ = terminate.recv() => {}
         }
     }
+}
+
+/// Waits for `work`, and meanwhile shows `line` on a terminal, at this interval; `None` if a signal comes first.
+pub(super) async fn with_progress<T>(
+    work: impl Future<Output = T>,
+    interrupts: &mut Interrupts,
+    every: Duration,
+    line: impl Fn() -> String,
+) -> Option<T> {
+    let shows_progress = stderr().is_terminal();
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut work = pin!(work);
+    let ended = loop {
+        tokio::select! {
+            ended = &mut work => break Some(ended),
+            () = interrupts.next() => break None,
+            _ = ticks.tick(), if shows_progress => show_progress(&line()),
+        }
+    };
+    if shows_progress {
+        show_progress("");
+    }
+    ended
 }
 
 /// Shows how far a command is, in place of what was shown before on this line of the terminal.

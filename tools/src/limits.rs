@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use axum::http::Method;
 use clap::{Arg, ArgMatches, Command, ValueHint, value_parser};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tollgate_counter::{descriptor::escaped, printable};
 use tollgate_wire::proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 
@@ -112,28 +112,16 @@ fn named(matches: &ArgMatches) -> Value {
 }
 
 fn set(matches: &ArgMatches) -> Result<String, String> {
-    let mut limit = Map::new();
-    limit.insert("domain".into(), domain(matches).into());
-    limit.insert("key".into(), json!({"entries": entries(matches)}));
-    for (flag, field) in NUMBERS {
-        if let Some(number) = matches.get_one::<u64>(flag) {
-            limit.insert(field.into(), number.to_string().into());
+    let value = |name: &str| {
+        let flag = name.replace('_', "-");
+        if name == "expires_after" {
+            return Ok(matches.get_one::<u64>(&flag).map(u64::to_string));
         }
-    }
-    if let Some(unit) = matches.get_one::<String>("unit") {
-        limit.insert("unit".into(), unit.to_uppercase().into());
-    }
-    if matches.get_flag("unlimited") {
-        limit.insert("unlimited".into(), true.into());
-    }
-    if let Some(seconds) = matches.get_one::<u64>("expires-after") {
-        limit.insert("expiresAfter".into(), format!("{seconds}s").into());
-    }
-    for (flag, field) in [("note", "note"), ("set-by", "setBy")] {
-        if let Some(text) = matches.get_one::<String>(flag) {
-            limit.insert(field.into(), text.as_str().into());
-        }
-    }
+        // As written: clap has checked it.
+        let mut written = matches.get_raw(&flag).into_iter().flatten();
+        Ok(written.next().map(|text| text.to_string_lossy().into_owned()))
+    };
+    let limit = rows::limit(domain(matches), entries(matches), value)?;
     let mut set = json!({"limit": limit});
     if let Some(version) = matches.get_one::<u64>("replaces") {
         set["replacesVersion"] = version.to_string().into();

@@ -2,17 +2,14 @@
 
 use std::{future::poll_fn, io, sync::Arc, time::Duration};
 
-use h2::{
-    Ping, Reason,
-    client::{Connection, SendRequest},
-};
+use h2::{Ping, Reason, client::SendRequest};
 use hyper::{HeaderMap, Method, Request, StatusCode, Uri, Version, header};
 use prost::bytes::Bytes;
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UnixStream},
-    sync::watch,
+    sync::OnceCell,
     task::JoinSet,
     time::{sleep, timeout},
 };
@@ -78,7 +75,7 @@ impl Route {
         head
     }
 
-    async fn connect(&self) -> Result<Established, String> {
+    async fn connect(&self) -> Result<BenchConnection, String> {
         let connecting = async {
             let io = self.socket().await.map_err(|error| error.to_string())?;
             let (sender, mut connection) = h2::client::Builder::new()
@@ -97,7 +94,12 @@ impl Route {
                     return Err(format!("no HTTP/2: {why}"));
                 }
             };
-            Ok((sender, connection))
+            let mut driver = JoinSet::new();
+            driver.spawn(async {
+                // An error is that of the calls too.
+                let _ended = connection.await;
+            });
+            Ok(BenchConnection { sender, _driver: driver, next: OnceCell::new() })
         };
         let late = |_| Err(format!("no connection within {:?}", self.request_timeout));
         timeout(self.request_timeout, connecting).await.unwrap_or_else(late)
@@ -123,84 +125,42 @@ impl Route {
 trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// An established connection.
-type Established = (SendRequest<Bytes>, Connection<Box<dyn Io>, Bytes>);
+/// One connection of a run, and the connection that replaces it.
+struct BenchConnection {
+    sender: SendRequest<Bytes>,
+    // Drives the connection until no client uses it.
+    _driver: JoinSet<()>,
+    // Opened by the first client that finds that this connection accepts no more calls.
+    next: OnceCell<Arc<BenchConnection>>,
+}
 
-/// The number of a connection, counted over reconnects.
-type Generation = u64;
-
-/// The connection in use; `None` while reconnecting.
-type Current = Option<(Generation, SendRequest<Bytes>)>;
-
-/// One connection of a run. Clones share the connection.
+/// A client of one connection of a run, with one open call at a time. Clones share the connection.
 #[derive(Clone)]
 pub(super) struct BenchClient {
     route: Arc<Route>,
-    sender: Option<(Generation, SendRequest<Bytes>)>,
-    // The last generation that has refused a call of this client.
-    last_left: Generation,
-    current: watch::Receiver<Current>,
-    // The last generation that accepts no more calls.
-    ended: Arc<watch::Sender<Generation>>,
-}
-
-/// Connects; returns the client, and what keeps it connected while it runs.
-pub(super) async fn open(
-    route: Arc<Route>,
-) -> Result<(BenchClient, impl Future<Output = ()> + Send), String> {
-    let established = route.connect().await?;
-    let (current_sender, current) = watch::channel(Some((1, established.0.clone())));
-    let (ended, ended_receiver) = watch::channel(0);
-    let client =
-        BenchClient { route: route.clone(), sender: None, last_left: 0, current, ended: Arc::new(ended) };
-    Ok((client, keep_connected(route, established, current_sender, ended_receiver)))
-}
-
-/// Drives the connection, and reconnects whenever it accepts no more calls, until dropped.
-async fn keep_connected(
-    route: Arc<Route>,
-    (_, mut connection): Established,
-    current: watch::Sender<Current>,
-    mut ended: watch::Receiver<Generation>,
-) {
-    let mut leaving = JoinSet::new();
-    for generation in 1.. {
-        tokio::select! {
-            _ = &mut connection => {}
-            _ = ended.wait_for(|ended| generation <= *ended) => {}
-        }
-        current.send_replace(None);
-        // Calls that are open on it are still answered; their timeout bounds them.
-        leaving.spawn(connection);
-        while leaving.try_join_next().is_some() {}
-        let sender;
-        (sender, connection) = loop {
-            match route.connect().await {
-                Ok(established) => break established,
-                Err(_) => sleep(PAUSE).await,
-            }
-        };
-        current.send_replace(Some((generation + 1, sender)));
-    }
+    // Kept while a call is open on it, so that the call is answered though others use the next connection.
+    connection: Arc<BenchConnection>,
+    sender: SendRequest<Bytes>,
 }
 
 impl BenchClient {
+    /// Opens a connection.
+    pub(super) async fn connect(route: Arc<Route>) -> Result<Self, String> {
+        let connection = Arc::new(route.connect().await?);
+        Ok(Self { route, sender: connection.sender.clone(), connection })
+    }
+
     /// Sends a request and waits for the whole answer. Waits for a connection if there is none.
     pub(super) async fn call(&mut self, call: BenchCall) -> AnswerKind {
         let head = self.route.head(&call);
         let BenchCall { path, body } = call;
         let (answer, mut stream) = loop {
-            let Some((generation, mut sender)) = self.ready().await else {
-                return AnswerKind::Failed(Code::Unavailable);
-            };
-            match sender.send_request(head.clone(), body.is_empty()) {
-                Ok(sent) => {
-                    self.sender = Some((generation, sender));
-                    break sent;
-                }
-                // Refused before anything was sent, so the call may use the next connection.
-                Err(_) => self.leave(generation),
+            let is_ready = poll_fn(|context| self.sender.poll_ready(context)).await.is_ok();
+            if is_ready && let Ok(sent) = self.sender.send_request(head.clone(), body.is_empty()) {
+                break sent;
             }
+            // Refused before anything was sent, so the call may use the next connection.
+            self.reconnect().await;
         };
         let read = async {
             if !body.is_empty() {
@@ -221,28 +181,17 @@ impl BenchClient {
         }
     }
 
-    /// The connection, once one accepts calls; `None` if there will be none.
-    async fn ready(&mut self) -> Option<(Generation, SendRequest<Bytes>)> {
-        loop {
-            if let Some((generation, mut sender)) = self.sender.take() {
-                if poll_fn(|context| sender.poll_ready(context)).await.is_ok() {
-                    return Some((generation, sender));
-                }
-                self.leave(generation);
+    /// Changes to the next connection, once there is one.
+    async fn reconnect(&mut self) {
+        let connect = async || loop {
+            match self.route.connect().await {
+                Ok(connection) => break Arc::new(connection),
+                Err(_) => sleep(PAUSE).await,
             }
-            let last_left = self.last_left;
-            let newer = |current: &Current| current.as_ref().is_some_and(|(newer, _)| last_left < *newer);
-            self.sender = self.current.wait_for(newer).await.ok()?.clone();
-        }
-    }
-
-    fn leave(&mut self, generation: Generation) {
-        self.last_left = generation;
-        self.ended.send_if_modified(|ended| {
-            let news = *ended < generation;
-            *ended = generation.max(*ended);
-            news
-        });
+        };
+        let next = self.connection.next.get_or_init(connect).await.clone();
+        self.sender = next.sender.clone();
+        self.connection = next;
     }
 }
 

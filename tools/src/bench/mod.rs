@@ -1,17 +1,12 @@
 //! `tollgate bench`: generates load on a rate limit server, Tollgate or another, in a closed or an open loop.
 
-use std::{
-    io::{IsTerminal, stderr},
-    process::ExitCode,
-    time::Duration,
-};
+use std::{process::ExitCode, time::Duration};
 
 use clap::ArgMatches;
-use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{
     bench::report::BenchReport,
-    command::{CommandError, Interrupts, block_on, show_progress},
+    command::{CommandError, Interrupts, block_on, with_progress},
     target,
 };
 
@@ -40,26 +35,12 @@ pub(super) fn run(matches: &ArgMatches) -> Result<(String, ExitCode), CommandErr
 /// Runs to the end, or until a signal arrives.
 async fn measure(run: run::Run, route: client::Route) -> Result<BenchReport, String> {
     let mut interrupts = Interrupts::new()?;
-    let callers = run.callers;
-    let schedule = run.schedule.clone();
     let mut running = tokio::select! {
         running = run.start(route) => running?,
         () = interrupts.next() => return Err("interrupted".to_owned()),
     };
-    let shows_progress = stderr().is_terminal();
-    let mut second = interval(Duration::from_secs(1));
-    second.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            () = running.ended() => break,
-            () = interrupts.next() => break,
-            _ = second.tick(), if shows_progress => {
-                show_progress(&BenchReport::new(callers, schedule.as_ref(), &running).line());
-            }
-        }
-    }
-    if shows_progress {
-        show_progress("");
-    }
-    Ok(BenchReport::new(callers, schedule.as_ref(), &running))
+    let state = running.state.clone();
+    let line = || BenchReport::new(&state).line();
+    with_progress(running.ended(), &mut interrupts, Duration::from_secs(1), line).await;
+    Ok(BenchReport::new(&state))
 }

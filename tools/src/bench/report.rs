@@ -8,8 +8,7 @@ use tollgate_wire::code_name;
 use tonic::Code;
 
 use crate::bench::{
-    run::{CallerCount, Running},
-    schedule::Schedule,
+    run::{CallerCount, RunState},
     stats::BenchStats,
 };
 
@@ -27,12 +26,10 @@ pub(super) struct BenchReport {
 }
 
 impl BenchReport {
-    /// The measurements of `running` so far.
-    pub(super) fn new(callers: CallerCount, schedule: Option<&Schedule>, running: &Running) -> Self {
-        let due = running.due();
-        let stats = running.stats().clone();
-        let open = schedule.map(|schedule| (schedule.rate, due.unwrap_or(stats.sent)));
-        Self { callers, time: running.measured(), stats, open }
+    /// The measurements of a run so far.
+    pub(super) fn new(run: &RunState) -> Self {
+        let open = run.rate.zip(run.due());
+        Self { callers: run.callers, time: run.measured(), stats: run.stats(), open }
     }
 
     /// Whether any request was answered.

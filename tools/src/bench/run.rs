@@ -14,7 +14,7 @@ use tollgate_counter::{lock::lock, time::Stopwatch};
 use tonic::Code;
 
 use crate::bench::{
-    client::{self, BenchClient, Route},
+    client::{BenchClient, Route},
     frame::{AnswerKind, BenchCall, FrameTemplate},
     keys::{HitDistribution, Keys},
     schedule::{MeasuredSpan, Schedule},
@@ -68,22 +68,25 @@ pub(super) struct Run {
 }
 
 /// The state that callers share.
-struct RunState {
+pub(super) struct RunState {
+    /// How many callers there are.
+    pub(super) callers: CallerCount,
+    /// Requests a second of an open loop.
+    pub(super) rate: Option<u64>,
     stopwatch: Stopwatch,
     span: MeasuredSpan,
     request_timeout: Duration,
-    next: Mutex<NextRequest>,
-    stats: Mutex<BenchStats>,
+    progress: Mutex<RunProgress>,
     // Open loop: the number of requests due and not sent; `PERMITS_AT_END` after the last one.
     due: Semaphore,
 }
 
-/// The state that determines the next request.
-struct NextRequest {
+/// What determines the next request, and what was measured.
+struct RunProgress {
     traffic: BenchTraffic,
     // What is left of the schedule of an open loop.
     schedule: Option<Schedule>,
-    measured: u64,
+    stats: BenchStats,
 }
 
 /// A request to send.
@@ -96,12 +99,10 @@ struct BenchRequest {
 
 /// A run in progress. Dropping it ends the run.
 pub(super) struct Running {
-    shared: Arc<RunState>,
-    callers: JoinSet<()>,
-    // Owned here, so that connections end with the run.
-    _reconnectors: JoinSet<()>,
+    pub(super) state: Arc<RunState>,
+    tasks: JoinSet<()>,
     // Dropping it ends the thread that releases requests; `None` in a closed loop.
-    pacer: Option<mpsc::Sender<()>>,
+    _pacer: Option<mpsc::Sender<()>>,
 }
 
 impl Run {
@@ -109,65 +110,62 @@ impl Run {
     pub(super) async fn start(self, route: Route) -> Result<Running, String> {
         let route = Arc::new(route);
         let mut clients = Vec::new();
-        let mut reconnectors = JoinSet::new();
         for _ in 0..self.callers.connections {
-            let (client, reconnector) = client::open(route.clone()).await?;
-            clients.push(client);
-            reconnectors.spawn(reconnector);
+            clients.push(BenchClient::connect(route.clone()).await?);
         }
-        let shared = Arc::new(RunState {
+        let state = Arc::new(RunState {
+            callers: self.callers,
+            rate: self.schedule.as_ref().map(|schedule| schedule.rate),
             stopwatch: Stopwatch::start(),
             span: self.span,
             request_timeout: self.request_timeout,
-            next: Mutex::new(NextRequest {
+            progress: Mutex::new(RunProgress {
                 traffic: self.traffic,
                 schedule: self.schedule.clone(),
-                measured: 0,
+                stats: BenchStats::new(),
             }),
-            stats: Mutex::new(BenchStats::new()),
             due: Semaphore::new(0),
         });
-        let mut callers = JoinSet::new();
+        let mut tasks = JoinSet::new();
         // Interleaves connections, because the caller that has waited longest sends next.
         for _ in 0..self.callers.streams {
             for client in &clients {
-                callers.spawn(shared.clone().call(client.clone()));
+                tasks.spawn(state.clone().call(client.clone()));
             }
         }
-        let pacer = self.schedule.map(|schedule| start_pacer(shared.clone(), schedule));
-        Ok(Running { shared, callers, _reconnectors: reconnectors, pacer })
+        let pacer = self.schedule.map(|schedule| start_pacer(state.clone(), schedule));
+        Ok(Running { state, tasks, _pacer: pacer })
     }
 }
 
 impl Running {
     /// Waits until all requests have ended.
     pub(super) async fn ended(&mut self) {
-        while self.callers.join_next().await.is_some() {}
-    }
-
-    /// The stats so far.
-    pub(super) fn stats(&self) -> MutexGuard<'_, BenchStats> {
-        self.shared.stats()
-    }
-
-    /// The time since the measured part began; zero before.
-    pub(super) fn measured(&self) -> Duration {
-        self.shared.stopwatch.elapsed().saturating_sub(self.shared.span.warmup)
-    }
-
-    /// Open loop: the number of measured requests due by now, sent or not.
-    pub(super) fn due(&self) -> Option<u64> {
-        self.pacer.as_ref()?;
-        let now = self.shared.stopwatch.elapsed();
-        let waiting = lock(&self.shared.next).schedule.as_ref().map_or(0, |rest| {
-            let due = rest.clone().take_while(|instant| *instant <= now);
-            due.filter(|instant| self.shared.span.warmup <= *instant).count()
-        });
-        Some(self.stats().sent + waiting as u64)
+        while self.tasks.join_next().await.is_some() {}
     }
 }
 
 impl RunState {
+    /// The stats so far.
+    pub(super) fn stats(&self) -> BenchStats {
+        self.progress().stats.clone()
+    }
+
+    /// The time since the measured part began; zero before.
+    pub(super) fn measured(&self) -> Duration {
+        self.stopwatch.elapsed().saturating_sub(self.span.warmup)
+    }
+
+    /// Open loop: the number of measured requests due by now, sent or not.
+    pub(super) fn due(&self) -> Option<u64> {
+        let now = self.stopwatch.elapsed();
+        let progress = self.progress();
+        let rest = progress.schedule.clone()?;
+        let waiting = rest.take_while(|instant| *instant <= now);
+        let waiting = waiting.filter(|instant| self.span.warmup <= *instant).count();
+        Some(progress.stats.sent + waiting as u64)
+    }
+
     async fn call(self: Arc<Self>, mut client: BenchClient) {
         while let Some(request) = self.next().await {
             let left =
@@ -177,35 +175,29 @@ impl RunState {
                 if left.is_zero() { None } else { timeout(left, client.call(request.content)).await.ok() };
             if request.measured {
                 let outcome = outcome.unwrap_or(AnswerKind::Failed(Code::DeadlineExceeded));
-                self.stats().end(outcome, self.stopwatch.elapsed().saturating_sub(request.from));
+                let latency = self.stopwatch.elapsed().saturating_sub(request.from);
+                self.progress().stats.end(outcome, latency);
             }
         }
     }
 
     /// The next request, when it is time to send it; `None` at the end of the run.
     async fn next(&self) -> Option<BenchRequest> {
-        let is_open = lock(&self.next).schedule.is_some();
+        let is_open = self.progress().schedule.is_some();
         if is_open {
             self.due.acquire().await.ok()?.forget();
         }
         let now = self.stopwatch.elapsed();
-        let request = lock(&self.next).request(&self.span, now)?;
-        let mut stats = self.stats();
-        if request.measured {
-            stats.sent += 1;
-            stats.late += u64::from(now.saturating_sub(request.from) > LATE);
-        } else {
-            stats.warmup += 1;
-        }
-        Some(request)
+        self.progress().request(&self.span, now)
     }
 
-    fn stats(&self) -> MutexGuard<'_, BenchStats> {
-        lock(&self.stats)
+    fn progress(&self) -> MutexGuard<'_, RunProgress> {
+        lock(&self.progress)
     }
 }
 
-impl NextRequest {
+impl RunProgress {
+    /// The next request at `now`, which is counted as sent; `None` at the end of the run.
     fn request(&mut self, span: &MeasuredSpan, now: Duration) -> Option<BenchRequest> {
         let end = span.end().unwrap_or(Duration::MAX);
         let from = match &mut self.schedule {
@@ -217,10 +209,13 @@ impl NextRequest {
         };
         let measured = span.warmup <= from;
         if measured {
-            if span.requests.is_some_and(|requests| requests <= self.measured) {
+            if span.requests.is_some_and(|requests| requests <= self.stats.sent) {
                 return None;
             }
-            self.measured += 1;
+            self.stats.sent += 1;
+            self.stats.late += u64::from(now.saturating_sub(from) > LATE);
+        } else {
+            self.stats.warmup += 1;
         }
         Some(BenchRequest { content: self.traffic.next(), from, measured })
     }
@@ -228,12 +223,12 @@ impl NextRequest {
 
 /// Releases requests when they are due, until the sender is dropped. On a thread, because the runtime's timers have
 /// millisecond resolution.
-fn start_pacer(shared: Arc<RunState>, schedule: Schedule) -> mpsc::Sender<()> {
+fn start_pacer(state: Arc<RunState>, schedule: Schedule) -> mpsc::Sender<()> {
     let (stop, stopped) = mpsc::channel();
     thread::spawn(move || {
         for instant in schedule {
             loop {
-                let wait = instant.saturating_sub(shared.stopwatch.elapsed());
+                let wait = instant.saturating_sub(state.stopwatch.elapsed());
                 if wait.is_zero() {
                     break;
                 }
@@ -241,10 +236,10 @@ fn start_pacer(shared: Arc<RunState>, schedule: Schedule) -> mpsc::Sender<()> {
                     return;
                 }
             }
-            shared.due.add_permits(1);
+            state.due.add_permits(1);
         }
         // Wakes the waiting callers, which find that the run has ended.
-        shared.due.add_permits(PERMITS_AT_END);
+        state.due.add_permits(PERMITS_AT_END);
     });
     stop
 }

@@ -86,7 +86,7 @@ impl Sides {
             (Some(old), Some(new)) => on_denied(old, new).map(|key| (ChangeKind::Changed, vec![key])),
         };
         if let Some((change, keys)) = change {
-            found.push(Difference::of_domain(change, name, keys));
+            found.push(Difference { change, domain: name.to_owned(), keys, ..Difference::default() });
         }
         let old: Vec<_> = old.into_iter().flat_map(Domain::descriptors).collect();
         let new: Vec<_> = new.into_iter().flat_map(Domain::descriptors).collect();
@@ -148,15 +148,17 @@ impl Sides {
             })
         };
         Some(Difference {
+            change,
+            domain: domain.to_owned(),
             path: path.texts.join(", "),
             applies_to: path.words.join(", then "),
             old_at: pair.old.map(|one| one.location().to_string()),
             new_at: pair.new.map(|one| one.location().to_string()),
             before: other(old, pair.old),
             after: other(new, pair.new),
+            keys,
             counters,
             own_limits,
-            ..Difference::of_domain(change, domain, keys)
         })
     }
 }
@@ -275,13 +277,12 @@ fn reordered(domain: &str, path: &Path, old: Level<'_, '_>, new: Level<'_, '_>) 
     let (before, after) = (common(old, new), common(new, old));
     let [old, new] = [&before, &after].map(|order| Some(order.join(", ")));
     (before != after).then(|| Difference {
+        change: ChangeKind::Reordered,
+        domain: domain.to_owned(),
         path: path.texts.join(", "),
         applies_to: "values that match several patterns: the first one applies".to_owned(),
-        ..Difference::of_domain(
-            ChangeKind::Reordered,
-            domain,
-            vec![KeyValueChange { key: "order", old, new }],
-        )
+        keys: vec![KeyValueChange { key: "order", old, new }],
+        ..Difference::default()
     })
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 /// A difference that changes the answers for some descriptors.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct Difference {
     /// What happened.
     pub(super) change: ChangeKind,
@@ -32,7 +32,7 @@ pub(super) struct Difference {
 }
 
 /// What happened to a descriptor or a domain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ChangeKind {
     /// Only the new rules have it.
@@ -40,6 +40,7 @@ pub(super) enum ChangeKind {
     /// Only the old rules have it.
     Removed,
     /// Both the old and the new rules have it, with other keys.
+    #[default]
     Changed,
     /// The patterns of a level are in another order.
     Reordered,
@@ -65,25 +66,6 @@ pub(super) struct Applied {
     pub(super) limit: String,
     /// The place of the rule.
     pub(super) at: String,
-}
-
-impl Difference {
-    /// A difference of a domain as a whole.
-    pub(super) fn of_domain(change: ChangeKind, domain: &str, keys: Vec<KeyValueChange>) -> Self {
-        Self {
-            change,
-            domain: domain.to_owned(),
-            path: String::new(),
-            applies_to: String::new(),
-            old_at: None,
-            new_at: None,
-            before: None,
-            after: None,
-            keys,
-            counters: None,
-            own_limits: None,
-        }
-    }
 }
 
 impl ChangeKind {

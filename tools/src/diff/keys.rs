@@ -8,15 +8,13 @@ use crate::diff::difference::KeyValueChange;
 /// The keys whose values differ. A key that one side lacks has its default there.
 pub(super) fn changes(old: Option<DescriptorRef<'_>>, new: Option<DescriptorRef<'_>>) -> Vec<KeyValueChange> {
     let rules = (old.and_then(|old| old.rule()), new.and_then(|new| new.rule()));
-    let (old, new) = (old.map(values).unwrap_or_default(), new.map(values).unwrap_or_default());
+    let (old, new) = (old.map(rows).unwrap_or_default(), new.map(rows).unwrap_or_default());
     let longer = if old.len() < new.len() { &new } else { &old };
-    let value =
-        |values: &Values, key| values.iter().find(|(name, _)| *name == key).map(|(_, value)| value.clone());
+    let value = |rows: &[KeyRow], key| rows.iter().find(|row| row.key == key).map(|row| row.value.clone());
     let mut changes = Vec::new();
-    for (key, _) in longer {
+    for KeyRow { key, default, .. } in longer {
         let change = KeyValueChange { key, old: value(&old, *key), new: value(&new, *key) };
-        let stated = |value: &Option<String>| value.clone().unwrap_or_else(|| default_of(key).to_owned());
-        if stated(&change.old) != stated(&change.new) {
+        if change.old.as_deref().unwrap_or(default) != change.new.as_deref().unwrap_or(default) {
             changes.push(change);
         }
     }
@@ -33,42 +31,39 @@ pub(super) fn changes(old: Option<DescriptorRef<'_>>, new: Option<DescriptorRef<
     changes
 }
 
-type Values = Vec<(&'static str, String)>;
-
-/// The value of a key that a rule file does not name.
-fn default_of(key: &str) -> &'static str {
-    match key {
-        // Always stated where there is a limit.
-        "limit" | DISPLAYED => "",
-        "on_owner_unavailable" => "local_share",
-        "lease" | "headers" => "true",
-        "denial_body" => AS_SET,
-        "name" | "replaces" | "metadata" | "quota_unit" | "quotas" | "candidate" | "group" => NONE,
-        MATCH => TEXT,
-        _ => "false",
-    }
+/// A key with its value.
+struct KeyRow {
+    key: &'static str,
+    value: String,
+    /// The value if a rule file does not name the key; empty for what is always stated where there is a limit.
+    default: &'static str,
 }
 
 const NONE: &str = "none";
-/// How values are compared, and the default.
-const MATCH: &str = "match";
+/// How values are compared, unless a rule file says it.
 const TEXT: &str = "text";
 /// The body of refusals by a rule for which the setting decides.
 const AS_SET: &str = "as denial.body";
 /// The number and unit in responses, which can change without the limit.
 const DISPLAYED: &str = "shown in responses";
 
-/// Keys of the rule, and of the descriptor, which exist without a rule.
-fn values(descriptor: DescriptorRef<'_>) -> Values {
-    let mut values = descriptor.rule().map_or_else(|| vec![("limit", "no limit".to_owned())], rule_values);
-    let compared = if descriptor.network().is_some() { "cidr" } else { TEXT };
-    values.push((MATCH, compared.to_owned()));
-    values.push(("share_threshold", descriptor.share_threshold().to_string()));
-    values.push(("value_to_metric", descriptor.value_to_metric().to_string()));
-    values
+fn row(key: &'static str, value: impl ToString, default: &'static str) -> KeyRow {
+    KeyRow { key, value: value.to_string(), default }
 }
 
-fn rule_values(rule: &Rule) -> Values {
+/// Keys of the rule, and of the descriptor, which exist without a rule.
+fn rows(descriptor: DescriptorRef<'_>) -> Vec<KeyRow> {
+    let mut rows = descriptor.rule().map_or_else(|| vec![row("limit", "no limit", "")], rule_rows);
+    let compared = if descriptor.network().is_some() { "cidr" } else { TEXT };
+    rows.extend([
+        row("match", compared, TEXT),
+        row("share_threshold", descriptor.share_threshold(), "false"),
+        row("value_to_metric", descriptor.value_to_metric(), "false"),
+    ]);
+    rows
+}
+
+fn rule_rows(rule: &Rule) -> Vec<KeyRow> {
     // Every field, so that a new one is compared too.
     let Rule {
         path: _,
@@ -87,30 +82,29 @@ fn rule_values(rule: &Rule) -> Values {
     } = rule;
     let RuleOptions { name, candidate, replaces, groups, metadata, quota_unit, quotas, own, overlay: _ } =
         rule.options();
-    let text = |value: Option<String>| value.unwrap_or_else(|| NONE.to_owned());
+    let optional = |key, value: Option<String>| row(key, value.as_deref().unwrap_or(NONE), NONE);
     let replaced = (!replaces.is_empty()).then(|| replaces.join(", "));
     let unit = displayed_limit.unit.map_or("unknown", |unit| unit.name());
+    let own = own.as_ref().map_or_else(|| NONE.to_owned(), |own| own.to_string());
+    let body = denial_body.as_ref().map_or_else(|| AS_SET.to_owned(), |body| escaped(&body.to_string()));
     vec![
-        ("limit", limit(rule)),
-        (DISPLAYED, format!("{} per {unit}", displayed_limit.requests_per_unit)),
-        ("candidate", text(candidate.as_ref().map(|limit| rule_text::limit(limit, None)))),
-        ("name", text(name.clone())),
-        ("replaces", text(replaced)),
-        ("shadow_mode", shadow_mode.to_string()),
-        ("quota_mode", quota_mode.to_string()),
-        ("on_owner_unavailable", on_owner_unavailable.name().to_owned()),
-        ("lease", lease.to_string()),
-        ("headers", (!is_hidden).to_string()),
-        ("quota_unit", text(quota_unit.clone())),
-        ("quotas", text((!quotas.is_empty()).then(|| rule_text::quotas(rule).join(", ")))),
-        ("own", text(own.as_ref().map(|own| own.to_string()))),
-        ("detailed_metric", detailed_metric.to_string()),
-        ("group", text((!groups.is_empty()).then(|| rule_text::groups(rule).join(", ")))),
-        (
-            "denial_body",
-            denial_body.as_ref().map_or_else(|| AS_SET.to_owned(), |body| escaped(&body.to_string())),
-        ),
-        ("metadata", text(metadata.clone().map(|map| serde_json::Value::Object(map).to_string()))),
+        row("limit", limit(rule), ""),
+        row(DISPLAYED, format!("{} per {unit}", displayed_limit.requests_per_unit), ""),
+        optional("candidate", candidate.as_ref().map(|limit| rule_text::limit(limit, None))),
+        optional("name", name.clone()),
+        optional("replaces", replaced),
+        row("shadow_mode", shadow_mode, "false"),
+        row("quota_mode", quota_mode, "false"),
+        row("on_owner_unavailable", on_owner_unavailable.name(), "local_share"),
+        row("lease", lease, "true"),
+        row("headers", !is_hidden, "true"),
+        optional("quota_unit", quota_unit.clone()),
+        optional("quotas", (!quotas.is_empty()).then(|| rule_text::quotas(rule).join(", "))),
+        row("own", own, "false"),
+        row("detailed_metric", detailed_metric, "false"),
+        optional("group", (!groups.is_empty()).then(|| rule_text::groups(rule).join(", "))),
+        row("denial_body", body, AS_SET),
+        optional("metadata", metadata.clone().map(|map| serde_json::Value::Object(map).to_string())),
     ]
 }
 

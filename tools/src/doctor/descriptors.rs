@@ -3,7 +3,10 @@
 use serde_json::{Map, Value};
 use tollgate_wire::finding::{EnvoyCharge, EnvoyDescriptor, EnvoyEntry};
 
-use crate::doctor::located::{field, is_true, message, place, rate_limits, text};
+use crate::doctor::{
+    action::{EntryAction, fixed},
+    located::{field, is_true, message, place, rate_limits, text},
+};
 
 /// The maximum number of descriptors that are compared. A config dump of a large mesh has some hundreds.
 const DESCRIPTORS_MAX: usize = 5_000;
@@ -45,8 +48,9 @@ impl SentDescriptors {
             return;
         }
         let actions = field(item, "actions").and_then(Value::as_array).into_iter().flatten();
-        let entries = actions.map(|action| of_action(action.as_object()?)).collect::<Option<Vec<_>>>();
-        let entries = entries.unwrap_or_default();
+        let entries =
+            actions.map(|action| EntryAction::from_fields(action.as_object()?)?.entry).collect::<Option<_>>();
+        let entries: Vec<_> = entries.unwrap_or_default();
         let charge = charge(item);
         match domain {
             Some(domain) => self.in_domain(domain, entries, charge, place(item)),
@@ -110,41 +114,6 @@ fn charge(item: &Map<String, Value>) -> EnvoyCharge {
 fn of_network_filter(entry: &Map<String, Value>) -> Option<EnvoyEntry> {
     let key = text(entry, "key")?;
     (!key.contains('%')).then(|| EnvoyEntry { key, value: fixed(text(entry, "value")) })
-}
-
-/// The entry that an action makes; `None` if its key is not known.
-fn of_action(action: &Map<String, Value>) -> Option<EnvoyEntry> {
-    let entry = |key: &str, value| Some(EnvoyEntry { key: key.to_owned(), value });
-    for key in ["remote_address", "masked_remote_address", "source_cluster", "destination_cluster"] {
-        if message(action, key).is_some() {
-            return entry(key, None);
-        }
-    }
-    for (name, default) in [
-        ("generic_key", "generic_key"),
-        ("header_value_match", "header_match"),
-        ("query_parameter_value_match", "query_match"),
-    ] {
-        if let Some(config) = message(action, name) {
-            let key = text(config, "descriptor_key").filter(|key| !key.is_empty());
-            return entry(
-                &key.unwrap_or_else(|| default.to_owned()),
-                fixed(text(config, "descriptor_value")),
-            );
-        }
-    }
-    for name in ["request_headers", "query_parameters", "metadata", "dynamic_metadata"] {
-        if let Some(config) = message(action, name) {
-            return entry(&text(config, "descriptor_key")?, None);
-        }
-    }
-    let config = message(message(action, "extension")?, "typed_config")?;
-    entry(&text(config, "descriptor_key")?, None)
-}
-
-/// A value that does not depend on the request.
-fn fixed(value: Option<String>) -> Option<String> {
-    value.filter(|value| !value.contains('%'))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::{
     command::{CommandError, examples, file, flag, printable_json, value},
 };
 
+mod action;
 mod descriptors;
 mod envoy;
 mod located;

@@ -5,15 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value};
 use tollgate_wire::finding::{DoctorFinding, listed};
 
-use crate::doctor::located::{at, field, is_true, message, place, rate_limits, text};
+use crate::doctor::{
+    action::{EntryAction, EntryPresence},
+    located::{at, field, is_true, place, rate_limits},
+};
 
 /// The id of the findings.
 const ID: &str = "envoy_optional_entry";
-/// Headers without which Envoy accepts no request.
-const REQUIRED_HEADERS: [&str; 5] = [":authority", ":method", ":path", ":scheme", "host"];
-/// Actions whose entry every request has.
-const CERTAIN_ACTIONS: [&str; 5] =
-    ["generic_key", "source_cluster", "destination_cluster", "remote_address", "masked_remote_address"];
 
 /// What clients can leave out of their requests to avoid a limit.
 #[derive(Debug, Default)]
@@ -34,29 +32,6 @@ struct RateLimitItem<'v> {
     decides: bool,
     actions: Vec<EntryAction<'v>>,
     at: Option<String>,
-}
-
-/// An action, which makes one entry.
-#[derive(Debug)]
-struct EntryAction<'v> {
-    /// The key of its entry, or its own name.
-    key: &'v str,
-    /// The header or the query parameter whose value it sends.
-    part: Option<String>,
-    presence: EntryPresence,
-}
-
-/// Which requests have the entry of an action.
-#[derive(Debug, PartialEq, Eq)]
-enum EntryPresence {
-    Always,
-    /// Requests with its part have the entry. Other requests have no descriptor, or with `is_skipped` the descriptor
-    /// without the entry.
-    WithPart {
-        is_skipped: bool,
-    },
-    /// Whether a request has the entry depends on more than a header.
-    Unknown,
 }
 
 impl OptionalEntries {
@@ -140,39 +115,8 @@ impl<'v> RateLimitItem<'v> {
     }
 
     fn descriptor(&self) -> String {
-        self.actions.iter().map(|action| format!("({})", action.key)).collect()
+        self.actions.iter().map(|action| format!("({})", action.label)).collect()
     }
-}
-
-impl<'v> EntryAction<'v> {
-    fn from_fields(fields: &'v Map<String, Value>) -> Option<Self> {
-        let (name, config) = fields.iter().next()?;
-        let key = config.as_object().and_then(|config| field(config, "descriptor_key")?.as_str());
-        let is = |action: &&str| message(fields, action).is_some();
-        let of_part = part(fields, "request_headers", "header_name", "header")
-            .or_else(|| part(fields, "query_parameters", "query_parameter_name", "query parameter"));
-        let (part, presence) = match of_part {
-            Some((part, presence)) => (Some(part), presence),
-            None if CERTAIN_ACTIONS.iter().any(is) => (None, EntryPresence::Always),
-            None => (None, EntryPresence::Unknown),
-        };
-        Some(Self { key: key.unwrap_or(name), part, presence })
-    }
-}
-
-/// The part of the request that an action sends, whose name is in a field of the action.
-fn part(
-    fields: &Map<String, Value>,
-    action: &str,
-    name: &str,
-    kind: &str,
-) -> Option<(String, EntryPresence)> {
-    let config = message(fields, action)?;
-    let name = text(config, name)?;
-    let is_skipped = is_true(config, "skip_if_absent");
-    let is_required = REQUIRED_HEADERS.iter().any(|required| name.eq_ignore_ascii_case(required));
-    let presence = if is_required { EntryPresence::Always } else { EntryPresence::WithPart { is_skipped } };
-    Some((format!("{kind} {name:?}"), presence))
 }
 
 #[cfg(test)]
@@ -180,6 +124,7 @@ mod tests {
     use tollgate_rules::yaml;
 
     use super::*;
+    use crate::doctor::action::REQUIRED_HEADERS;
 
     const GENERIC: &str = "{generic_key: {descriptor_key: route, descriptor_value: login}}";
     const HEADER: &str = "{request_headers: {header_name: x-account, descriptor_key: account}}";

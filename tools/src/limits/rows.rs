@@ -1,6 +1,6 @@
 //! Limits of their own in lines of a file: JSON as the API has it, or CSV.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tollgate_counter::{
     descriptor::{self, escaped, unescaped},
     named,
@@ -132,43 +132,52 @@ fn cell(limit: &Value, column: &str) -> Result<String, String> {
 /// The limit of a line of CSV.
 fn from_columns(columns: &Columns) -> Result<Value, String> {
     let text = |name: &str| columns.get(name).map(|text| in_text(name, text)).transpose();
-    let mut limit = Map::new();
-    limit.insert("domain".into(), text("domain")?.ok_or("`domain` is missing")?.into());
+    let domain = text("domain")?.ok_or("`domain` is missing")?;
     let entries = descriptor::parse(columns.get("descriptor").ok_or("`descriptor` is missing")?)
         .map_err(|error| format!("`descriptor`: {error}"))?;
     let entry = |(key, value): &(Vec<u8>, Vec<u8>)| json!({"key": escaped(key), "value": escaped(value)});
-    limit.insert("key".into(), json!({"entries": entries.iter().map(entry).collect::<Vec<_>>()}));
+    let value = |name: &str| {
+        let is_text = TEXTS.iter().any(|(text, _)| *text == name);
+        if is_text { text(name) } else { Ok(columns.get(name).map(str::to_owned)) }
+    };
+    limit(&domain, entries.iter().map(entry).collect(), value)
+}
+
+/// The limit of a key in `domain`, as the API has it. `value` returns the value of a column.
+pub(super) fn limit(
+    domain: &str,
+    entries: Value,
+    value: impl Fn(&str) -> Result<Option<String>, String>,
+) -> Result<Value, String> {
+    let mut limit = json!({"domain": domain, "key": {"entries": entries}});
     for (flag, field) in NUMBERS {
         let name = flag.replace('-', "_");
-        if let Some(number) = columns.get(&name) {
+        if let Some(number) = value(&name)? {
             let number: u64 = number.parse().map_err(|_| format!("`{name}` is no number: {number:?}"))?;
-            limit.insert(field.into(), number.to_string().into());
+            limit[field] = number.to_string().into();
         }
     }
-    if let Some(unit) = columns.get("unit") {
-        if !UNITS.contains(&unit) {
+    if let Some(unit) = value("unit")? {
+        if !UNITS.contains(&&*unit) {
             return Err(format!("`unit` is one of {}, not {unit:?}", UNITS.join(", ")));
         }
-        limit.insert("unit".into(), unit.to_uppercase().into());
+        limit["unit"] = unit.to_uppercase().into();
     }
-    match columns.get("unlimited") {
+    match value("unlimited")?.as_deref() {
         None | Some("false") => {}
-        Some("true") => {
-            limit.insert("unlimited".into(), true.into());
-        }
+        Some("true") => limit["unlimited"] = true.into(),
         Some(other) => return Err(format!("`unlimited` is true or false, not {other:?}")),
     }
-    if let Some(after) = columns.get("expires_after") {
+    if let Some(after) = value("expires_after")? {
         let is_number = after.bytes().all(|byte| byte.is_ascii_digit());
-        let after = if is_number { format!("{after}s") } else { after.to_owned() };
-        limit.insert("expiresAfter".into(), after.into());
+        limit["expiresAfter"] = if is_number { format!("{after}s") } else { after }.into();
     }
     for (name, field) in TEXTS {
-        if let Some(text) = text(name)? {
-            limit.insert(field.into(), text.into());
+        if let Some(text) = value(name)? {
+            limit[field] = text.into();
         }
     }
-    Ok(limit.into())
+    Ok(limit)
 }
 
 /// A text without its escapes.

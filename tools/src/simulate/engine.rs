@@ -10,13 +10,13 @@ use rustc_hash::{FxHashMap, FxHasher};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 use tollgate_counter::{
-    algorithm::{Admission, Limit, Operation},
+    algorithm::Operation,
     descriptor::{self, Entry, Secret},
     metrics::{TopKey, TopKeys},
     time::{Clock, Timestamp},
 };
 use tollgate_limiter::limiter::{AnswerOrPlan, Descriptor, Limiter, LimiterMetrics, Request};
-use tollgate_rules::{ActiveRules, Allowance, Rule, Rules};
+use tollgate_rules::{ActiveRules, Rule, Rules};
 use tollgate_store::{Memory, OnFull};
 
 use crate::simulate::{
@@ -77,9 +77,8 @@ pub(super) struct Side {
     refusals: Refusals,
     // The index of each rule in the table, by the address of the rule, which is constant: the rules are not replaced.
     indices: FxHashMap<usize, usize>,
-    // What each rule of the table allows; `None` if this side does not have the rule.
-    allowances: Vec<Option<Allowance>>,
-    pub(super) rules: Vec<RuleUse>,
+    // Those of the table; `None` if this side does not have the rule.
+    rules: Vec<Option<RuleUse>>,
     /// Descriptors that match no rule.
     pub(super) unmatched: u64,
     pub(super) timeline: Timeline,
@@ -95,13 +94,13 @@ impl Side {
         active_rules.set_secret(Secret::from_bytes([0; 16]));
         active_rules.replace(rules, clock.now());
         let mut indices = FxHashMap::default();
-        let mut allowances = Vec::new();
+        let mut rules = Vec::new();
         let current = active_rules.current();
         for rule in current.rules().into_iter().flat_map(Rules::domains).flat_map(|domain| domain.rules()) {
             let index = table.index(rule);
             indices.insert(address(rule), index);
-            allowances.resize(allowances.len().max(index + 1), None);
-            allowances[index] = Some(rule.allowance.clone());
+            rules.resize(rules.len().max(index + 1), None);
+            rules[index] = Some(RuleUse { limit: rule.limit().cloned(), ..RuleUse::default() });
         }
         drop(current);
         let metrics = Arc::new(LimiterMetrics::new(TOP_USERS));
@@ -113,8 +112,7 @@ impl Side {
             metrics,
             refusals,
             indices,
-            allowances,
-            rules: Vec::new(),
+            rules,
             unmatched: 0,
             timeline: Timeline::default(),
             last: Decided::default(),
@@ -143,17 +141,11 @@ impl Side {
             let is_refused =
                 !status.passes || (self.refusals == Refusals::WithShadow && status.refused_in_shadow);
             let rule = status.rule.and_then(|rule| self.indices.get(&address(rule))).copied();
-            if let Some(index) = rule {
-                if self.rules.len() <= index {
-                    self.rules.resize_with(index + 1, RuleUse::default);
-                }
-                let is_queue = self.limit(index).map(Limit::admission) == Some(Admission::Delayed);
-                let delay = if is_queue { answer.delay } else { Duration::ZERO };
-                self.rules[index].add(hits, is_refused, status, delay);
-            } else {
-                self.unmatched += 1;
+            match rule.and_then(|index| self.rules[index].as_mut()) {
+                Some(rule) => rule.add(hits, is_refused, status, answer.delay),
+                None => self.unmatched += 1,
             }
-            let rule = rule.filter(|index| self.allowance(*index).is_some());
+            let rule = rule.filter(|index| self.rule(*index).is_some_and(|rule| rule.limit.is_some()));
             self.last.outcomes.push(RuleOutcome { rule, is_refused, remaining: status.remaining });
         }
         Ok(&self.last)
@@ -161,29 +153,12 @@ impl Side {
 
     /// Whether a descriptor has matched a rule.
     fn has_decided(&self) -> bool {
-        !self.rules.is_empty()
+        self.rules.iter().flatten().any(|rule| rule.asked > 0)
     }
 
-    /// Whether this side has the rule.
-    pub(super) fn has(&self, rule: usize) -> bool {
-        self.allowances.get(rule).is_some_and(Option::is_some)
-    }
-
-    /// The hits that pass at once by this rule; `None` if it has no limit.
-    pub(super) fn allowance(&self, rule: usize) -> Option<u64> {
-        self.limit(rule).map(Limit::allowance)
-    }
-
-    fn limit(&self, rule: usize) -> Option<&Limit> {
-        match self.allowances.get(rule)?.as_ref()? {
-            Allowance::Limited(limit) => Some(limit),
-            Allowance::Unlimited => None,
-        }
-    }
-
-    /// The use of this rule.
-    pub(super) fn rule(&self, index: usize) -> RuleUse {
-        self.rules.get(index).cloned().unwrap_or_default()
+    /// The use of the rule with this index; `None` if this side does not have it.
+    pub(super) fn rule(&self, index: usize) -> Option<&RuleUse> {
+        self.rules.get(index)?.as_ref()
     }
 
     /// Descriptors as text, with the number of their refusals, the most frequent first.

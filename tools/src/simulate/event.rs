@@ -55,15 +55,13 @@ impl Event {
 
     /// Adds the descriptors of these fields. As in Envoy, a descriptor is left out if a field of it is missing or
     /// empty.
-    /// `value` is memory for one value.
-    pub(super) fn fill(&mut self, template: &DescriptorTemplate, fields: &impl Fields, value: &mut Vec<u8>) {
+    pub(super) fn fill(&mut self, template: &DescriptorTemplate, fields: &impl Fields) {
         for entries in template.descriptors() {
             let is_complete = entries.iter().all(|entry| {
-                value.clear();
-                let is_filled = entry.fill(fields, value).is_ok();
-                if is_filled {
-                    self.entry(&entry.key, value);
-                }
+                let key = self.append(&entry.key);
+                let start = self.bytes.len();
+                let is_filled = entry.fill(fields, &mut self.bytes).is_ok();
+                self.entries.push([key, start..self.bytes.len()]);
                 is_filled
             });
             if is_complete {
@@ -180,7 +178,7 @@ mod tests {
         let entries: Vec<_> = templates.iter().map(|text| descriptor_text::parse(text).unwrap()).collect();
         let mut event = Event::default();
         event.begin(Timestamp::EPOCH, "d", 1);
-        event.fill(&DescriptorTemplate::new(entries.iter()).unwrap(), &One(value), &mut Vec::new());
+        event.fill(&DescriptorTemplate::new(entries.iter()).unwrap(), &One(value));
         let all: Vec<_> = event.entries().collect();
         let text =
             |entries: &[Entry<'_>]| descriptor::format(entries.iter().map(|entry| (entry.key, entry.value)));

@@ -22,10 +22,7 @@ use crate::{
     simulate::{
         envoys,
         generator::{GeneratorTerms, RetryPolicy},
-        input::{
-            RecordContent, RecordedTerms, instant,
-            record::{FormatName, RecordFormat},
-        },
+        input::{RecordContent, RecordedTerms, instant, record::FormatName},
         shape::Shape,
         suggest::{Goal, ShareOf},
     },
@@ -273,10 +270,8 @@ fn traffic(matches: &ArgMatches, rules: &Rules) -> Result<TrafficFlags, String> 
         }
         None => Ok(TrafficFlags::Recorded(Box::new(RecordedTerms {
             path: matches.get_one::<PathBuf>("input").cloned().expect("clap requires one of them"),
-            format: RecordFormat::new(
-                matches.get_one::<FormatName>("format").copied(),
-                matches.get_many::<String>("columns").map(|names| names.cloned().collect()),
-            ),
+            format: matches.get_one::<FormatName>("format").copied(),
+            columns: matches.get_many::<String>("columns").map(|names| names.cloned().collect()),
             domain,
             content: match template {
                 None if matches.get_flag("from-denials") => RecordContent::Denials,

@@ -49,7 +49,6 @@ pub(super) struct Generated {
     retries: BinaryHeap<Reverse<(Timestamp, GeneratedOrigin)>>,
     dropped_retries: u64,
     key: String,
-    value: Vec<u8>,
 }
 
 /// The field of the key.
@@ -65,9 +64,8 @@ impl Generated {
     pub(super) fn new(mut terms: GeneratorTerms) -> Self {
         let next_user = terms.next_user();
         let next_attack = terms.next_attack();
-        let key = String::new();
-        let value = Vec::new();
-        Self { terms, next_user, next_attack, retries: BinaryHeap::new(), dropped_retries: 0, key, value }
+        let retries = BinaryHeap::new();
+        Self { terms, next_user, next_attack, retries, dropped_retries: 0, key: String::new() }
     }
 
     /// The next request in time; of several at one instant, retries first.
@@ -115,7 +113,7 @@ impl Source for Generated {
         }
         event.begin(at, &self.terms.domain, 1);
         event.origin = origin;
-        event.fill(&self.terms.template, &KeyField(&self.key), &mut self.value);
+        event.fill(&self.terms.template, &KeyField(&self.key));
         Ok(true)
     }
 

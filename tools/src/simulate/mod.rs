@@ -1,7 +1,7 @@
 //! `tollgate simulate`: replays traffic against rules, without a server.
 
 use std::{
-    io::{self, IsTerminal as _, stderr},
+    io,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -9,14 +9,11 @@ use std::{
 };
 
 use clap::ArgMatches;
-use tokio::{
-    task,
-    time::{Instant, MissedTickBehavior, interval},
-};
+use tokio::{task, time::Instant};
 use tollgate_rules::Rules;
 
 use crate::{
-    command::{CommandError, Interrupts, block_on, show_progress},
+    command::{CommandError, Interrupts, block_on, with_progress},
     simulate::{
         decisions::DecisionsFile,
         engine::{Refusals, Replay, RuleTable, Side},
@@ -76,22 +73,14 @@ async fn in_background(rules: Rules, flags: Flags) -> Result<SimulationReport, S
     let progress = Arc::new(Progress::default());
     let simulation = Simulation { flags, progress: progress.clone(), standard_input: None };
     let mut running = task::spawn_blocking(move || simulation.run(rules));
-    let shows_progress = stderr().is_terminal();
     let start = Instant::now();
-    let mut ticks = interval(PROGRESS_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let line = || progress.line(start.elapsed());
     let ended = loop {
-        tokio::select! {
-            ended = &mut running => break ended,
-            () = interrupts.next() => stop(&progress),
-            _ = ticks.tick(), if shows_progress => {
-                show_progress(&progress.line(start.elapsed()));
-            }
+        match with_progress(&mut running, &mut interrupts, PROGRESS_INTERVAL, line).await {
+            Some(ended) => break ended,
+            None => stop(&progress),
         }
     };
-    if shows_progress {
-        show_progress("");
-    }
     ended.map_err(|error| format!("the simulation failed: {error}"))?
 }
 

@@ -147,24 +147,22 @@ impl SimulationReport {
 
 /// The rules of the first side.
 fn by_rule(replay: &Replay, counts: &[UserCounts]) -> Vec<RuleReport> {
-    let indices = (0..replay.table.rules.len()).filter(|index| replay.first.has(*index));
-    indices.map(|index| RuleReport::new(replay, counts, index)).collect()
+    (0..replay.table.rules.len()).filter_map(|index| RuleReport::new(replay, counts, index)).collect()
 }
 
 /// The rules of the first side with these paths.
 pub(super) fn of_paths(replay: &Replay, paths: &[String]) -> Vec<RuleReport> {
     let counts = replay.users.counts(replay.table.rules.len());
-    let report = |path: &String| Some(RuleReport::new(replay, &counts, replay.table.find(path)?));
+    let report = |path: &String| RuleReport::new(replay, &counts, replay.table.find(path)?);
     paths.iter().map(|path| report(path).unwrap_or_default()).collect()
 }
 
 impl RuleReport {
-    /// The report of the rule with this index.
-    fn new(replay: &Replay, counts: &[UserCounts], index: usize) -> Self {
+    /// The report of the rule with this index; `None` if the first side does not have it.
+    fn new(replay: &Replay, counts: &[UserCounts], index: usize) -> Option<Self> {
         let RuleEntry { path, location } = &replay.table.rules[index];
-        let used = replay.first.rule(index);
-        let allowance = replay.first.allowance(index);
-        Self {
+        let used = replay.first.rule(index)?;
+        Some(Self {
             rule: path.clone(),
             at: location.clone(),
             asked: used.asked,
@@ -175,26 +173,27 @@ impl RuleReport {
             refused_by_candidate: used.refused_by_candidate,
             users: counts[index].all,
             users_refused: counts[index].refused[0],
-            highest_use: allowance.map(|allowance| match allowance {
+            highest_use: used.limit.as_ref().map(|limit| match limit.allowance() {
                 0 if used.asked > 0 => 1.0,
                 0 => 0.0,
-                _ => share(
+                allowance => share(
                     allowance - used.remaining_min.map_or(allowance, |min| min.min(allowance)),
                     allowance,
                 ),
             }),
             longest_wait_ms: u64::try_from(used.delay_max.as_millis()).unwrap_or(u64::MAX),
             hits: used.hits,
-        }
+        })
     }
 }
 
 fn differences(replay: &Replay, second: &Side, counts: &[UserCounts]) -> Vec<RuleDifference> {
     let each = replay.table.rules.iter().enumerate();
+    let refused = |side: &Side, index| side.rule(index).map_or(0, |used| used.refused);
     let difference = |(index, entry): (usize, &RuleEntry)| RuleDifference {
         rule: entry.path.clone(),
-        refused_by_first: replay.first.rule(index).refused,
-        refused_by_other: second.rule(index).refused,
+        refused_by_first: refused(&replay.first, index),
+        refused_by_other: refused(second, index),
         refused_only_by_first: replay.refused_only[index][0],
         refused_only_by_other: replay.refused_only[index][1],
         users_refused_only_by_first: counts[index].refused_only[0],

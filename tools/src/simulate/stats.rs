@@ -4,7 +4,10 @@ use std::{collections::hash_map::Entry, time::Duration};
 
 use rustc_hash::FxHashMap;
 use serde::{Serialize, Serializer};
-use tollgate_counter::time::{SECOND, Timestamp};
+use tollgate_counter::{
+    algorithm::{Admission, Limit},
+    time::{SECOND, Timestamp},
+};
 use tollgate_limiter::limiter::Status;
 
 /// The maximum number of bins of a timeline.
@@ -13,6 +16,8 @@ const BINS_MAX: usize = 240;
 /// The use of one rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RuleUse {
+    /// The limit of the rule; `None` if it is unlimited.
+    pub(super) limit: Option<Limit>,
     pub(super) asked: u64,
     pub(super) refused: u64,
     /// Requests that the rule refuses, but that pass because it is in shadow mode.
@@ -36,7 +41,9 @@ impl RuleUse {
         self.refused_in_shadow += u64::from(status.refused_in_shadow);
         self.refused_by_candidate += u64::from(status.candidate_refuses);
         self.remaining_min = self.remaining_min.into_iter().chain([status.remaining]).min();
-        self.delay_max = self.delay_max.max(delay);
+        if self.limit.as_ref().map(Limit::admission) == Some(Admission::Delayed) {
+            self.delay_max = self.delay_max.max(delay);
+        }
     }
 }
 

@@ -15,23 +15,15 @@ const ALLOW_ALL: i32 = 0;
 /// The bucket of an Envoy.
 #[derive(Debug, Default)]
 pub(super) struct EnvoyBucket {
-    assigned: LastAssignment,
+    // Those of the last assignment.
+    tokens: EnvoyTokens,
     expires_at: Timestamp,
     /// What was decided since the last report.
     pub(super) usage: SubscriberUsage,
 }
 
-/// The last assignment.
+/// A token bucket. That of an assignment without a bucket never has a token, as the default, or has infinitely many.
 #[derive(Clone, Copy, Debug, Default)]
-enum LastAssignment {
-    #[default]
-    Deny,
-    Allow,
-    Tokens(EnvoyTokens),
-}
-
-/// A token bucket.
-#[derive(Clone, Copy, Debug)]
 struct EnvoyTokens {
     left: f64,
     max: f64,
@@ -40,6 +32,8 @@ struct EnvoyTokens {
 }
 
 impl EnvoyTokens {
+    const ALLOW_ALL: Self = Self { left: f64::INFINITY, max: f64::INFINITY, fill: 0.0, fill_seconds: 0.0 };
+
     fn from_bucket(bucket: &TokenBucket) -> Self {
         let max = f64::from(bucket.max_tokens);
         let seconds = bucket.fill_interval.map_or(0, |interval| interval.seconds);
@@ -52,12 +46,10 @@ impl EnvoyBucket {
     /// Takes an assignment at `now`.
     pub(super) fn assign(&mut self, action: &QuotaAssignmentAction, now: Timestamp) {
         let strategy = action.rate_limit_strategy.as_ref().and_then(|strategy| strategy.strategy.as_ref());
-        self.assigned = match strategy {
-            Some(Strategy::BlanketRule(ALLOW_ALL)) | None => LastAssignment::Allow,
-            Some(Strategy::TokenBucket(bucket)) => {
-                LastAssignment::Tokens(self.changed(EnvoyTokens::from_bucket(bucket)))
-            }
-            Some(Strategy::BlanketRule(_) | Strategy::RequestsPerTimeUnit(_)) => LastAssignment::Deny,
+        self.tokens = match strategy {
+            Some(Strategy::BlanketRule(ALLOW_ALL)) | None => EnvoyTokens::ALLOW_ALL,
+            Some(Strategy::TokenBucket(bucket)) => self.changed(EnvoyTokens::from_bucket(bucket)),
+            Some(Strategy::BlanketRule(_) | Strategy::RequestsPerTimeUnit(_)) => EnvoyTokens::default(),
         };
         let seconds = action.assignment_time_to_live.map_or(0, |time| time.seconds);
         self.expires_at = now.after(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)));
@@ -65,37 +57,26 @@ impl EnvoyBucket {
 
     /// An equal bucket keeps its tokens, and a changed one the ratio to which it is full.
     fn changed(&self, new: EnvoyTokens) -> EnvoyTokens {
-        match self.assigned {
-            LastAssignment::Tokens(old) if old.max > 0.0 => {
-                EnvoyTokens { left: new.max * old.left / old.max, ..new }
-            }
-            LastAssignment::Tokens(_) | LastAssignment::Deny | LastAssignment::Allow => new,
-        }
+        let old = self.tokens;
+        let has_ratio = old.max > 0.0 && old.max.is_finite();
+        if has_ratio { EnvoyTokens { left: new.max * old.left / old.max, ..new } } else { new }
     }
 
     /// Lets `nanos` pass.
     pub(super) fn refill(&mut self, nanos: u64, now: Timestamp) {
         if self.expires_at <= now {
-            self.assigned = LastAssignment::Deny;
+            self.tokens = EnvoyTokens::default();
         }
-        if let LastAssignment::Tokens(tokens) = &mut self.assigned {
-            let more = tokens.fill / tokens.fill_seconds * nanos as f64 / SECOND as f64;
-            tokens.left = (tokens.left + more).min(tokens.max);
-        }
+        let tokens = &mut self.tokens;
+        let more = tokens.fill / tokens.fill_seconds.max(1.0) * nanos as f64 / SECOND as f64;
+        tokens.left = (tokens.left + more).min(tokens.max);
     }
 
     /// Decides `requests`, and returns how many pass.
     pub(super) fn ask(&mut self, requests: u64) -> u64 {
-        let passed = match &mut self.assigned {
-            LastAssignment::Deny => 0,
-            LastAssignment::Allow => requests,
-            LastAssignment::Tokens(tokens) => {
-                // A sum of parts may end just below a whole number.
-                let passed = requests.min((tokens.left + 1e-9) as u64);
-                tokens.left = (tokens.left - passed as f64).max(0.0);
-                passed
-            }
-        };
+        // A sum of parts may end just below a whole number.
+        let passed = requests.min((self.tokens.left + 1e-9) as u64);
+        self.tokens.left = (self.tokens.left - passed as f64).max(0.0);
         self.usage.allowed += passed;
         self.usage.denied += requests - passed;
         passed
@@ -103,11 +84,7 @@ impl EnvoyBucket {
 
     /// Requests a second of the last assignment, or those of its slice; `None` if everything passes.
     pub(super) fn share(&self) -> Option<u64> {
-        match self.assigned {
-            LastAssignment::Deny => Some(0),
-            LastAssignment::Allow => None,
-            LastAssignment::Tokens(tokens) if tokens.fill_seconds > 1.0 => Some(tokens.max as u64),
-            LastAssignment::Tokens(tokens) => Some(tokens.fill as u64),
-        }
+        let EnvoyTokens { max, fill, fill_seconds, .. } = self.tokens;
+        max.is_finite().then_some((if fill_seconds > 1.0 { max } else { fill }) as u64)
     }
 }

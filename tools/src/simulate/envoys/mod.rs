@@ -2,7 +2,7 @@
 //! each of them would refuse.
 
 use std::{
-    iter, mem,
+    mem,
     path::PathBuf,
     process::ExitCode,
     sync::Arc,
@@ -69,27 +69,18 @@ const BINS_MAX: u64 = 720;
 /// The pairs of a bucket.
 type Pairs = Vec<Pair>;
 
-/// The demand of some Envoys, each.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct EnvoysDemand {
-    per_second: f64,
-    envoys: usize,
-}
-
-/// Reads the demand of an Envoy, as in `150`, or of several, as in `150x3`.
-pub(super) fn demand(text: &str) -> Result<EnvoysDemand, String> {
+/// Reads the requests a second of an Envoy, as in `150`, or of each of several, as in `150x3`.
+pub(super) fn demand(text: &str) -> Result<Vec<f64>, String> {
     let wanted = || {
         format!(
             "expected requests a second, as in 150, or of several Envoys, as in 150x3, from 0 to {DEMAND_MAX}"
         )
     };
     let (per_second, envoys) = text.split_once('x').unwrap_or((text, "1"));
-    let demand = EnvoysDemand {
-        per_second: per_second.parse().map_err(|_| wanted())?,
-        envoys: envoys.parse().map_err(|_| wanted())?,
-    };
-    let fits = (0.0..=DEMAND_MAX).contains(&demand.per_second) && (1..=ENVOYS_MAX).contains(&demand.envoys);
-    if fits { Ok(demand) } else { Err(wanted()) }
+    let per_second: f64 = per_second.parse().map_err(|_| wanted())?;
+    let envoys: usize = envoys.parse().map_err(|_| wanted())?;
+    let fits = (0.0..=DEMAND_MAX).contains(&per_second) && (1..=ENVOYS_MAX).contains(&envoys);
+    if fits { Ok(vec![per_second; envoys]) } else { Err(wanted()) }
 }
 
 /// An Envoy with one bucket.
@@ -128,9 +119,8 @@ pub(super) fn run(
     let duration: Duration = *matches.get_one("duration").expect(default);
     let memory_limit = matches.get_one::<ByteSize>("memory-limit").expect(default).as_u64();
     let path = matches.get_one::<PathBuf>("rules").expect("clap requires it");
-    let demands: Vec<EnvoysDemand> = matches.get_many("envoys").expect("clap requires it").copied().collect();
-    let demands: Vec<f64> =
-        demands.iter().flat_map(|demand| iter::repeat_n(demand.per_second, demand.envoys)).collect();
+    let demands = matches.get_many::<Vec<f64>>("envoys").expect("clap requires it");
+    let demands: Vec<f64> = demands.flatten().copied().collect();
     let buckets = buckets(matches, demands.len()).map_err(CommandError::Usage)?;
     let clock = Clock::manual(start);
     // A constant secret, so that a run can be repeated exactly.

@@ -1,6 +1,6 @@
 //! Recorded traffic: access logs, JSON lines and CSV, line by line.
 
-use std::{borrow::Cow, io::BufRead, path::PathBuf};
+use std::{io::BufRead, path::PathBuf};
 
 use tollgate_counter::time::Timestamp;
 use tollgate_wire::descriptor_template::{DescriptorTemplate, Fields as _};
@@ -9,12 +9,11 @@ use crate::simulate::{
     event::{BadLine, Event, Skipped, Source},
     input::{
         lines::{Line, Lines},
-        record::{Record, RecordFormat},
+        record::{FormatName, Record, RecordFormat},
     },
 };
 
-mod combined;
-mod envoy;
+mod access_log;
 pub(super) mod file;
 pub(super) mod instant;
 mod lines;
@@ -32,7 +31,9 @@ const HITS_FIELD: &str = "hits";
 pub(super) struct RecordedTerms {
     pub(super) path: PathBuf,
     /// Found by the first line if it is not given.
-    pub(super) format: RecordFormat,
+    pub(super) format: Option<FormatName>,
+    /// The columns of CSV without a header.
+    pub(super) columns: Option<Vec<String>>,
     /// The domain of records that name none.
     pub(super) domain: Option<String>,
     pub(super) content: RecordContent,
@@ -60,15 +61,14 @@ pub(super) struct Recorded {
     // That of the terms, with what is found by the first line.
     format: RecordFormat,
     skipped: Skipped,
-    value: Vec<u8>,
 }
 
 impl Recorded {
     /// The requests in `bytes`, which are those of the file.
     pub(super) fn new(bytes: Box<dyn BufRead + Send>, terms: RecordedTerms) -> Self {
         let lines = Lines::new(bytes);
-        let format = terms.format.clone();
-        Self { lines, terms, format, skipped: Skipped::default(), value: Vec::new() }
+        let format = RecordFormat::new(terms.format, terms.columns.clone());
+        Self { lines, terms, format, skipped: Skipped::default() }
     }
 }
 
@@ -96,7 +96,7 @@ impl Source for Recorded {
                                     self.skipped.unrecorded += left_out;
                                     continue;
                                 }
-                                None => fill(&record, &self.terms, event, &mut self.value),
+                                None => fill(&record, &self.terms, event),
                             }
                         }
                     },
@@ -127,20 +127,14 @@ impl Source for Recorded {
 }
 
 /// Makes the request of a record.
-fn fill(
-    record: &Record<'_>,
-    terms: &RecordedTerms,
-    event: &mut Event,
-    value: &mut Vec<u8>,
-) -> Result<(), String> {
+fn fill(record: &Record<'_>, terms: &RecordedTerms, event: &mut Event) -> Result<(), String> {
     let at = time(record, terms.time_field.as_deref())?;
     let hits = hits(record, terms.hits_field.as_deref())?;
-    let domain = record.domain().map(Cow::Borrowed);
-    let domain = domain.or(terms.domain.as_deref().map(Cow::Borrowed));
+    let domain = record.domain().or(terms.domain.as_deref());
     let domain = domain.ok_or("the record names no `domain`, and --domain is not given")?;
-    event.begin(at, &domain, hits);
+    event.begin(at, domain, hits);
     match &terms.content {
-        RecordContent::Fields(template) => event.fill(template, record, value),
+        RecordContent::Fields(template) => event.fill(template, record),
         RecordContent::Requests | RecordContent::Denials => record.descriptors(event)?,
     }
     Ok(())

@@ -10,7 +10,7 @@ use crate::{
     columns::Columns,
     simulate::{
         event::Event,
-        input::{combined::CombinedLine, envoy::AccessLine, instant},
+        input::{access_log::AccessLine, instant},
     },
 };
 
@@ -30,8 +30,8 @@ named! {
 }
 
 /// A format, with what it keeps from line to line.
-#[derive(Clone, Debug)]
-pub(in crate::simulate) struct RecordFormat {
+#[derive(Debug)]
+pub(super) struct RecordFormat {
     // `None` until it is found by the first line.
     name: Option<FormatName>,
     // Those of CSV.
@@ -43,13 +43,12 @@ pub(in crate::simulate) struct RecordFormat {
 pub(super) enum Record<'l> {
     Json(Json),
     Columns(&'l Columns),
-    Envoy(AccessLine<'l>),
-    Combined(CombinedLine<'l>),
+    AccessLog(AccessLine<'l>),
 }
 
 impl RecordFormat {
     /// The format with this name; columns have these names, or those of the first line.
-    pub(in crate::simulate) fn new(name: Option<FormatName>, columns: Option<Vec<String>>) -> Self {
+    pub(super) fn new(name: Option<FormatName>, columns: Option<Vec<String>>) -> Self {
         let name = name.or(columns.is_some().then_some(FormatName::Csv));
         Self { name, columns: Columns::new(columns) }
     }
@@ -59,7 +58,7 @@ impl RecordFormat {
         let name = *self.name.get_or_insert_with(|| match line.trim_start().as_bytes().first() {
             Some(b'{') => FormatName::Json,
             Some(b'[') => FormatName::Envoy,
-            Some(_) if CombinedLine::read(line).is_ok() => FormatName::Combined,
+            Some(_) if AccessLine::combined(line).is_ok() => FormatName::Combined,
             Some(_) | None => FormatName::Csv,
         });
         match name {
@@ -68,8 +67,8 @@ impl RecordFormat {
                 Ok(_) => Err("the line is JSON, but no object".to_owned()),
                 Err(error) => Err(format!("the line is not JSON: {error}")),
             },
-            FormatName::Envoy => AccessLine::read(line).map(|line| Some(Record::Envoy(line))),
-            FormatName::Combined => CombinedLine::read(line).map(|line| Some(Record::Combined(line))),
+            FormatName::Envoy => AccessLine::envoy(line).map(|line| Some(Record::AccessLog(line))),
+            FormatName::Combined => AccessLine::combined(line).map(|line| Some(Record::AccessLog(line))),
             FormatName::Csv => {
                 self.columns.read(line).map(|is_record| is_record.then_some(Record::Columns(&self.columns)))
             }
@@ -82,7 +81,7 @@ impl Record<'_> {
     pub(super) fn domain(&self) -> Option<&str> {
         match self {
             Self::Json(value) => value["domain"].as_str().filter(|domain| !domain.is_empty()),
-            Self::Columns(_) | Self::Envoy(_) | Self::Combined(_) => None,
+            Self::Columns(_) | Self::AccessLog(_) => None,
         }
     }
 
@@ -164,8 +163,7 @@ impl Fields for Record<'_> {
                 Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
                 Cow::Owned(text) => Cow::Owned(text.into_bytes()),
             }),
-            Self::Envoy(line) => line.get(name),
-            Self::Combined(line) => line.get(name),
+            Self::AccessLog(line) => line.get(name),
             Self::Columns(columns) => columns.get(name).map(|value| Cow::Borrowed(value.as_bytes())),
         }
     }

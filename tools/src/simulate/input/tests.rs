@@ -1,17 +1,16 @@
-use std::io::Cursor;
+use std::{borrow::Cow, io::Cursor};
 
 use tollgate_counter::descriptor::escaped;
 
 use super::*;
 use tollgate_wire::descriptor_text;
 
-use crate::simulate::input::record::FormatName;
-
 /// Terms of any format.
 fn terms(content: RecordContent) -> RecordedTerms {
     RecordedTerms {
         path: PathBuf::new(),
-        format: RecordFormat::new(None, None),
+        format: None,
+        columns: None,
         domain: Some("shop".into()),
         content,
         time_field: None,
@@ -98,8 +97,7 @@ fn csv_columns_are_named_by_header_or_by_flag() {
     assert_eq!(read(text, Some("u={user}")).0, expected);
     let names = ["user", "time", "hits"].map(str::to_owned).to_vec();
     let text = text.split_once('\n').unwrap().1;
-    let format = RecordFormat::new(None, Some(names));
-    let named = read_by(text, RecordedTerms { format, ..terms(fields("u={user}")) });
+    let named = read_by(text, RecordedTerms { columns: Some(names), ..terms(fields("u={user}")) });
     assert_eq!(named.unwrap().0, expected);
 }
 
@@ -132,8 +130,7 @@ fn bad_lines_are_counted_and_named_by_number() {
 
 #[test]
 fn strict_input_stops_at_the_first_bad_line() {
-    let format = RecordFormat::new(Some(FormatName::Csv), None);
-    let terms = RecordedTerms { format, is_strict: true, ..terms(fields("u={user}")) };
+    let terms = RecordedTerms { format: Some(FormatName::Csv), is_strict: true, ..terms(fields("u={user}")) };
     let stopped = read_by("user,time\nann,5\nbob\n", terms);
     assert_eq!(stopped.unwrap_err(), "line 3: another number of columns than the header: 1, not 2");
 }
@@ -149,10 +146,7 @@ fn number_of_named_bad_lines_is_bounded() {
 proptest::proptest! {
     #[test]
     fn any_bytes_are_read_without_panic(bytes: Vec<u8>, format in 0..=FormatName::ALL.len(), content in 0..3_usize) {
-        let format = match format {
-            0 => RecordFormat::new(None, None),
-            index => RecordFormat::new(Some(FormatName::ALL[index - 1]), None),
-        };
+        let format = format.checked_sub(1).map(|index| FormatName::ALL[index]);
         let content = match content {
             0 => RecordContent::Requests,
             1 => RecordContent::Denials,
