@@ -39,7 +39,6 @@ mod schema;
 mod source;
 mod spelling;
 mod stats;
-mod stats_registry;
 mod trace;
 mod unit;
 pub mod yaml;
@@ -69,8 +68,7 @@ pub use schema::json_schema;
 #[cfg(feature = "watch")]
 pub use source::{FileSettings, OverlayFile, OverlayReceiver, Watcher};
 pub use source::{load, load_trial};
-pub use stats::{DecisionStats, DecisionTotals, RuleEvent, RuleStats, StatsHandle};
-pub use stats_registry::{RuleStatsRegistry, Series};
+pub use stats::{DecisionStats, DecisionTotals, RuleEvent, RuleStats, Series};
 pub use trace::{LevelTrace, NODES_MAX};
 pub use unit::{DisplayedLimit, Unit};
 

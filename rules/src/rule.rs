@@ -10,11 +10,10 @@ use tollgate_counter::{
 
 use crate::{
     DenialBody, DisplayedLimit, GroupedKey, Location, OnOwnerUnavailable, OwnBounds, Quota, RuleStats,
-    StatsHandle,
 };
 
 /// The rule of a descriptor: limit and options.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Rule {
     /// The path in the prefix tree: `domain.key_value.key`.
     pub path: Arc<str>,
@@ -40,8 +39,8 @@ pub struct Rule {
     pub location: Location,
     /// Behind a pointer, because a large file has many rules, and most have none. Read by [`Rule::options`].
     pub options: Option<Box<RuleOptions>>,
-    /// What is counted of the rule.
-    pub stats: StatsHandle,
+    /// What is counted of the rule; `None` before it is active.
+    pub stats: Option<Arc<RuleStats>>,
 }
 
 /// What few rules have.
@@ -126,11 +125,6 @@ impl Rule {
         let mut quotas = self.options().quotas.iter();
         let found = quotas.find(|quota| entries.iter().any(|entry| is_of(quota, entry)));
         found.map(|quota| quota.terms).unwrap_or_default()
-    }
-
-    /// The stats of the rule; `None` before it is active.
-    pub fn stats(&self) -> Option<&RuleStats> {
-        self.stats.0.get().map(|stats| &**stats)
     }
 
     /// How its limit lets hits pass; `None` if the rule is unlimited.

@@ -15,7 +15,6 @@ use crate::{
     pattern::Pattern,
     prefix_tree::{MatchKind, TreeLevel, TreeNode, composite},
     quotas,
-    stats::StatsHandle,
     yaml::{self, Located, quote},
 };
 
@@ -272,7 +271,7 @@ impl DocumentCompiler<'_> {
             displayed_limit: terms.displayed_limit,
             location: self.diagnostics.location(limit.mark),
             options: options.boxed(),
-            stats: StatsHandle::default(),
+            stats: None,
         });
         Some(self.rules.len() - 1)
     }

@@ -68,9 +68,9 @@ pub(super) fn differences(old: Rules, new: Rules) -> Vec<Difference> {
     let mut found = Vec::new();
     let (old, new) = (sides.old.rules(), sides.new.rules());
     let added = new.into_iter().flat_map(Rules::domains);
-    let names = added.chain(old.into_iter().flat_map(Rules::domains)).map(|domain| &domain.name);
+    let names = added.chain(old.into_iter().flat_map(Rules::domains)).map(|domain| &*domain.name);
     let mut seen = BTreeSet::new();
-    for name in names.filter(|name| seen.insert(name.as_str())) {
+    for name in names.filter(|name| seen.insert(*name)) {
         sides.domain(name, &mut found);
     }
     found

@@ -169,7 +169,7 @@ impl<'r> Reached<'r> {
 
 /// The domain, or the one that a misspelt name most likely means.
 fn domain<'r>(rules: &'r Rules, name: &str) -> Option<&'r Domain> {
-    let find = |name: &str| rules.domains().find(|domain| domain.name == name);
+    let find = |name: &str| rules.domains().find(|domain| *domain.name == *name);
     let names: Vec<_> = rules.domains().map(|domain| &*domain.name).collect();
     find(name).or_else(|| find(nearest(name, names.iter().copied())?))
 }
