@@ -61,8 +61,7 @@ pub use network::{Network, NetworkError, address};
 pub use overlay::Overlay;
 pub use own::{OwnBounds, OwnNumbers, StoredLimit, StoredTerms};
 pub use prefix_tree::{MatchKind, composite};
-pub use quotas::Quota;
-pub use rule::{Allowance, ForwardPolicy, Rule, RuleOptions};
+pub use rule::{Allowance, ForwardPolicy, Quota, Rule, RuleOptions};
 pub use rule_set::{DESCRIPTORS_MAX, Domain, Rules, Trial};
 pub use schema::json_schema;
 #[cfg(feature = "watch")]

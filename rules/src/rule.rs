@@ -1,6 +1,6 @@
 //! A rule.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 use serde_json::{Map, Value as Json};
 use tollgate_counter::{
@@ -8,9 +8,7 @@ use tollgate_counter::{
     descriptor::Entry,
 };
 
-use crate::{
-    DenialBody, DisplayedLimit, GroupedKey, Location, OnOwnerUnavailable, OwnBounds, Quota, RuleStats,
-};
+use crate::{DenialBody, DisplayedLimit, GroupedKey, Location, OnOwnerUnavailable, OwnBounds, RuleStats};
 
 /// The rule of a descriptor: limit and options.
 #[derive(Clone, Debug)]
@@ -64,6 +62,24 @@ pub struct RuleOptions {
     pub own: Option<Arc<OwnBounds>>,
     /// The location in the overlay of what was added to the rule.
     pub overlay: Option<Location>,
+}
+
+/// The terms of the buckets with a pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// The key of the pair.
+    pub key: String,
+    /// The value of the pair.
+    pub value: String,
+    /// What these buckets are entitled to.
+    pub terms: QuotaTerms,
+}
+
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, value, terms: QuotaTerms { weight, floor } } = self;
+        write!(f, "{key}: {value} {{weight: {weight}, floor: {floor}}}")
+    }
 }
 
 impl RuleOptions {

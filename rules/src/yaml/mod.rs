@@ -102,10 +102,17 @@ impl<'t> YamlNode<'t> {
         }
     }
 
-    /// Takes the items of the list under `key` of a mapping and leaves an empty list. Empty if there is no such list.
-    pub fn take_items(&mut self, key: &str) -> Vec<Self> {
+    /// The pair with this index of a mapping.
+    pub fn pair(&self, index: usize) -> Option<&YamlPair<'t>> {
+        let YamlValue::Mapping(pairs) = &self.value else { return None };
+        pairs.get(index)
+    }
+
+    /// Takes the items of the list in the pair with this index of a mapping, and leaves an empty list. Empty if there is no
+    /// such list.
+    pub fn take_items(&mut self, index: usize) -> Vec<Self> {
         let YamlValue::Mapping(pairs) = &mut self.value else { return Vec::new() };
-        match pairs.iter_mut().find(|pair| *pair.key == *key).map(|pair| &mut pair.value.value) {
+        match pairs.get_mut(index).map(|pair| &mut pair.value.value) {
             Some(YamlValue::List(items)) => std::mem::take(items),
             Some(YamlValue::Scalar(_) | YamlValue::Mapping(_) | YamlValue::Unreadable) | None => Vec::new(),
         }
