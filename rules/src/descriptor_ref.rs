@@ -1,7 +1,9 @@
 //! The descriptors of a domain as a tree, for programs that compare or list rules.
 
+use ipnet::IpNet;
+
 use crate::{
-    Domain, Location, MatchKind, Network, NetworkGroup, Rule,
+    Domain, Location, MatchKind, NetworkGroup, Rule,
     pattern::Pattern,
     prefix_tree::{TreeLevel, TreeNode},
 };
@@ -73,7 +75,7 @@ impl<'r> DescriptorRef<'r> {
     }
 
     /// The network of which it matches the addresses, if it is one.
-    pub fn network(&self) -> Option<Network> {
+    pub fn network(&self) -> Option<IpNet> {
         self.node.network()
     }
 

@@ -43,6 +43,8 @@ mod trace;
 mod unit;
 pub mod yaml;
 
+pub use ipnet::IpNet;
+
 pub use active_rules::{ActiveRules, LoadError, RulesStatus};
 #[cfg(feature = "watch")]
 pub use background::{BackgroundPriority, set_idle_priority};
@@ -57,7 +59,7 @@ pub use keys::{OnDenied, OnOwnerUnavailable, nearest};
 pub use limit::algorithm_keys;
 #[cfg(feature = "watch")]
 pub use loader::RuleLoader;
-pub use network::{Network, NetworkError, address};
+pub use network::{NetworkError, address, network_of};
 pub use overlay::Overlay;
 pub use own::{OwnBounds, OwnNumbers, StoredLimit, StoredTerms};
 pub use prefix_tree::{MatchKind, composite};

@@ -1,10 +1,12 @@
 //! The keys of a descriptor that are about networks: `match` and `group`.
 
+use ipnet::IpNet;
+
 use crate::{
     diagnostics::Diagnostics,
     file::KeyValues,
     group::NetworkGroup,
-    network::{Network, NetworkError},
+    network::{self, NetworkError},
     prefix_tree::MatchKind,
     yaml::{Located, quote},
 };
@@ -34,7 +36,7 @@ pub(crate) fn value_and_kind(
 }
 
 /// The network of a descriptor with `match`; `None` after reporting a problem.
-fn network(keys: &KeyValues, key: Option<&str>, diagnostics: &Diagnostics<'_>) -> Option<Network> {
+fn network(keys: &KeyValues, key: Option<&str>, diagnostics: &Diagnostics<'_>) -> Option<IpNet> {
     let mark = keys.choice("match", &[("cidr", ())])?.mark;
     if let Some(key) = keys.text("key").filter(|_| key.is_some_and(|key| key.contains('*'))) {
         let what = "`match: cidr` compares `key` as it is, so it cannot have a `*`";
@@ -47,13 +49,13 @@ fn network(keys: &KeyValues, key: Option<&str>, diagnostics: &Diagnostics<'_>) -
         return None;
     }
     let value = value?;
-    let network = value.value.parse::<Network>();
+    let network = network::parse(&value.value);
     network.map_err(|error| diagnostics.add(value.mark, format!("{} {error}", quote(&value.value)))).ok()
 }
 
 /// Whether `value` is a network, or an address with a prefix length.
 pub(crate) fn reads_like_network(value: &str) -> bool {
-    matches!(value.parse::<Network>(), Ok(_) | Err(NetworkError::HostBits(_)))
+    matches!(network::parse(value), Ok(_) | Err(NetworkError::HostBits(_)))
 }
 
 /// The value of `group`; `None` also after reporting a problem.

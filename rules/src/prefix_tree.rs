@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use ipnet::IpNet;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
 use tollgate_counter::descriptor::Entry;
@@ -12,7 +13,6 @@ use tollgate_counter::descriptor::Entry;
 use crate::{
     diagnostics::Location,
     group::NetworkGroup,
-    network::Network,
     network_table::NetworkTable,
     pattern::{Pattern, Patterns},
 };
@@ -136,7 +136,7 @@ impl TreeNode {
     }
 
     /// The network of the node, if it declares one.
-    pub(crate) fn network(&self) -> Option<Network> {
+    pub(crate) fn network(&self) -> Option<IpNet> {
         match self.declared_kind {
             MatchKind::Network => self.value.parse().ok(),
             MatchKind::Exact | MatchKind::Pattern | MatchKind::KeyOnly => None,

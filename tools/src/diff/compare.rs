@@ -15,7 +15,7 @@ use tollgate_counter::{
     descriptor::{Entry, Key, Secret},
 };
 use tollgate_rules::{
-    DescriptorRef, Domain, GroupedKey, KeyedRules, MatchKind, Network, OnDenied, Rule, Rules, address,
+    DescriptorRef, Domain, GroupedKey, IpNet, KeyedRules, MatchKind, OnDenied, Rule, Rules, address,
 };
 
 use crate::diff::{
@@ -288,7 +288,7 @@ fn reordered(domain: &str, path: &Path, old: Level<'_, '_>, new: Level<'_, '_>) 
 /// The networks of a level, and its single addresses as networks, with their keys.
 struct LevelNetworks<'r>(
     // In order. A network comes before those that it contains.
-    Vec<(&'r str, Network)>,
+    Vec<(&'r str, IpNet)>,
 );
 
 impl<'r> LevelNetworks<'r> {
@@ -298,9 +298,7 @@ impl<'r> LevelNetworks<'r> {
         let mut all: Vec<_> = networks.collect();
         if !all.is_empty() {
             let single = level.filter(|one| one.kind() == MatchKind::Exact);
-            all.extend(single.filter_map(|one| {
-                Some((one.key(), Network::new(address(one.value().as_bytes())?, u8::MAX)))
-            }));
+            all.extend(single.filter_map(|one| Some((one.key(), address(one.value().as_bytes())?.into()))));
             all.sort_unstable();
         }
         Self(all)
@@ -308,17 +306,17 @@ impl<'r> LevelNetworks<'r> {
 
     /// The first address of `network` that no longer network with this key contains; its first address if they contain
     /// all.
-    fn sample(&self, key: &str, network: Network) -> IpAddr {
+    fn sample(&self, key: &str, network: IpNet) -> IpAddr {
         let after = self.0.partition_point(|one| *one <= (key, network));
-        let is_inside = |one: &&(&str, Network)| one.0 == key && network.contains(one.1.base());
-        let mut free = network.base();
+        let is_inside = |one: &&(&str, IpNet)| one.0 == key && network.contains(&one.1.addr());
+        let mut free = network.addr();
         for (_, inner) in self.0[after..].iter().take_while(is_inside) {
-            if inner.base() > free {
+            if inner.addr() > free {
                 break;
             }
-            match next(inner.last()).filter(|next| network.contains(*next)) {
+            match next(inner.broadcast()).filter(|next| network.contains(next)) {
                 Some(next) => free = free.max(next),
-                None => return network.base(),
+                None => return network.addr(),
             }
         }
         free
