@@ -62,7 +62,7 @@ pub use loader::RuleLoader;
 pub use network::{NetworkError, address, network_of};
 pub use overlay::Overlay;
 pub use own::{OwnBounds, OwnNumbers, StoredLimit, StoredTerms};
-pub use prefix_tree::{MatchKind, composite};
+pub use prefix_tree::{MatchKind, TreeNode, composite};
 pub use rule::{Allowance, ForwardPolicy, Quota, Rule, RuleOptions};
 pub use rule_set::{DESCRIPTORS_MAX, Domain, Rules, Trial};
 pub use schema::json_schema;

@@ -20,7 +20,9 @@ use tollgate_counter::{
     time::Timestamp,
 };
 use tollgate_limiter::limiter::{ActiveView, Descriptor, Limiter, Request};
-use tollgate_rules::{DescriptorRef, KeyedDomain, KeyedRules, MatchKind, NetworkGroup, address, network_of};
+use tollgate_rules::{
+    DescriptorRef, KeyedDomain, KeyedRules, MatchKind, NetworkGroup, TreeNode, address, network_of,
+};
 
 /// The maximum size of requests that are not written as lines yet, in bytes. Beyond it requests are left out.
 const WAITING_BYTES_MAX: usize = 4 << 20;
@@ -387,12 +389,11 @@ fn pseudonym<'r>(
     hash: impl Fn(&[u8]) -> u64,
 ) -> Cow<'r, [u8]> {
     let as_text = |value: &[u8]| format!("{:016x}", hash(value));
-    let Some((node, kind)) = matched.and_then(|node| Some((node, node.matched()?))) else {
+    let Some((node, kind)) = matched.and_then(|node| Some((node.node, node.matched?))) else {
         return as_text(entry.value).into_bytes().into();
     };
-    let value = node.value();
     let network = node.network();
-    let group = node.group();
+    let TreeNode { value, group, .. } = node;
     match kind {
         MatchKind::Exact => entry.value.into(),
         MatchKind::Pattern => {

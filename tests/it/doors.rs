@@ -38,7 +38,7 @@ const DOORS: [(&str, &str); 13] = [
           Location Match MatchKind MatchPosition NODES_MAX NetworkError NetworkGroup OnDenied \
           OnOwnerUnavailable OpenMatch Overlay OverlayFile OverlayReceiver OwnBounds OwnNumbers Problem Problems Quota \
           ReadDocuments ResourceLocation Rule RuleEvent RuleInput RuleLoader RuleOptions RuleOrigin \
-          RuleStats Rules RulesStatus Series StoredLimit StoredTerms Trial Unit Unknown \
+          RuleStats Rules RulesStatus Series StoredLimit StoredTerms TreeNode Trial Unit Unknown \
           Variable Watcher address algorithm_keys compile composite file_watch fuzz hash_of json_schema load \
           load_trial nearest network_of rule_text set_idle_priority yaml",
     ),

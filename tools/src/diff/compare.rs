@@ -102,16 +102,16 @@ impl Sides {
         found: &mut Vec<Difference>,
     ) {
         let index = |level: &[DescriptorRef<'_>]| -> FxHashMap<String, usize> {
-            level.iter().enumerate().map(|(index, one)| (one.composite(), index)).collect()
+            level.iter().enumerate().map(|(index, one)| (one.node.composite(), index)).collect()
         };
         let old_index = index(old);
         let new_index = index(new);
         found.extend(reordered(domain, path, (old, &old_index), (new, &new_index)));
         let in_new = new.iter().map(|descriptor| DescriptorPair {
-            old: old_index.get(&descriptor.composite()).map(|index| old[*index]),
+            old: old_index.get(&descriptor.node.composite()).map(|index| old[*index]),
             new: Some(*descriptor),
         });
-        let gone = old.iter().filter(|descriptor| !new_index.contains_key(&descriptor.composite()));
+        let gone = old.iter().filter(|descriptor| !new_index.contains_key(&descriptor.node.composite()));
         let gone = gone.map(|descriptor| DescriptorPair { old: Some(*descriptor), new: None });
         let networks = LevelNetworks::new(new.iter().chain(old).copied());
         for pair in in_new.chain(gone) {
@@ -150,8 +150,8 @@ impl Sides {
         Some(Difference {
             path: path.texts.join(", "),
             applies_to: path.words.join(", then "),
-            old_at: pair.old.map(|one| one.location().to_string()),
-            new_at: pair.new.map(|one| one.location().to_string()),
+            old_at: pair.old.map(|one| one.node.location.to_string()),
+            new_at: pair.new.map(|one| one.node.location.to_string()),
             before: other(old, pair.old),
             after: other(new, pair.new),
             counters,
@@ -168,13 +168,13 @@ fn nested(descriptor: Option<DescriptorRef<'_>>) -> Vec<DescriptorRef<'_>> {
 impl Path {
     /// The path to a descriptor of a level with these networks.
     fn with(&self, descriptor: DescriptorRef<'_>, networks: &LevelNetworks<'_>) -> Self {
-        let key = descriptor.key();
-        let value = descriptor.value();
+        let node = descriptor.node;
+        let (key, value) = (&*node.key, &*node.value);
         let written = if value.is_empty() { key.to_owned() } else { format!("{key}={value}") };
         let exact = || (written.clone(), (key.to_owned(), value.to_owned()));
-        let (words, sample) = match descriptor.kind() {
+        let (words, sample) = match node.declared_kind {
             MatchKind::Exact => exact(),
-            MatchKind::Network => descriptor.network().map_or_else(exact, |network| {
+            MatchKind::Network => node.network().map_or_else(exact, |network| {
                 let words = format!("addresses in {written} that nothing more specific matches");
                 (words, (key.to_owned(), networks.sample(key, network).to_string()))
             }),
@@ -269,8 +269,8 @@ type Level<'l, 'r> = (&'l [DescriptorRef<'r>], &'l FxHashMap<String, usize>);
 /// Patterns of both sides in another order: of two that match, the one that is declared first applies.
 fn reordered(domain: &str, path: &Path, old: Level<'_, '_>, new: Level<'_, '_>) -> Option<Difference> {
     let common = |(level, _): Level<'_, '_>, (_, other): Level<'_, '_>| -> Vec<String> {
-        let patterns = level.iter().filter(|one| one.kind() == MatchKind::Pattern);
-        patterns.map(|one| one.composite()).filter(|composite| other.contains_key(composite)).collect()
+        let patterns = level.iter().filter(|one| one.node.declared_kind == MatchKind::Pattern);
+        patterns.map(|one| one.node.composite()).filter(|composite| other.contains_key(composite)).collect()
     };
     let (before, after) = (common(old, new), common(new, old));
     let [old, new] = [&before, &after].map(|order| Some(order.join(", ")));
@@ -294,11 +294,13 @@ struct LevelNetworks<'r>(
 impl<'r> LevelNetworks<'r> {
     /// The networks of the descriptors of a level.
     fn new(level: impl Iterator<Item = DescriptorRef<'r>> + Clone) -> Self {
-        let networks = level.clone().filter_map(|one| Some((one.key(), one.network()?)));
+        let networks = level.clone().filter_map(|one| Some((&*one.node.key, one.node.network()?)));
         let mut all: Vec<_> = networks.collect();
         if !all.is_empty() {
-            let single = level.filter(|one| one.kind() == MatchKind::Exact);
-            all.extend(single.filter_map(|one| Some((one.key(), address(one.value().as_bytes())?.into()))));
+            let single = level.filter(|one| one.node.declared_kind == MatchKind::Exact);
+            all.extend(
+                single.filter_map(|one| Some((&*one.node.key, address(one.node.value.as_bytes())?.into()))),
+            );
             all.sort_unstable();
         }
         Self(all)

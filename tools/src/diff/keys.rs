@@ -61,10 +61,10 @@ const DISPLAYED: &str = "shown in responses";
 /// Keys of the rule, and of the descriptor, which exist without a rule.
 fn values(descriptor: DescriptorRef<'_>) -> Values {
     let mut values = descriptor.rule().map_or_else(|| vec![("limit", "no limit".to_owned())], rule_values);
-    let compared = if descriptor.network().is_some() { "cidr" } else { TEXT };
+    let compared = if descriptor.node.network().is_some() { "cidr" } else { TEXT };
     values.push((MATCH, compared.to_owned()));
-    values.push(("share_threshold", descriptor.share_threshold().to_string()));
-    values.push(("value_to_metric", descriptor.value_to_metric().to_string()));
+    values.push(("share_threshold", descriptor.node.share_threshold.to_string()));
+    values.push(("value_to_metric", descriptor.node.value_to_metric.to_string()));
     values
 }
 

@@ -217,17 +217,17 @@ fn never_refuses(rule: &Rule) -> bool {
 
 /// Patterns that match nothing that an earlier pattern of their level does not match.
 fn add_hidden(level: &[DescriptorRef<'_>], hidden: &mut Vec<String>) {
-    let patterns: Vec<_> = level.iter().filter(|one| one.kind() == MatchKind::Pattern).collect();
+    let patterns: Vec<_> = level.iter().filter(|one| one.node.declared_kind == MatchKind::Pattern).collect();
     for (index, pattern) in patterns.iter().enumerate() {
-        let sample = pattern.composite().replace('*', ANY_TEXT);
+        let sample = pattern.node.composite().replace('*', ANY_TEXT);
         let by = patterns[..index].iter().find(|earlier| earlier.matches(&sample));
         hidden.extend(by.map(|by| {
             format!(
                 "{} ({}) behind {} ({})",
-                pattern.composite(),
-                pattern.location(),
-                by.composite(),
-                by.location()
+                pattern.node.composite(),
+                pattern.node.location,
+                by.node.composite(),
+                by.node.location
             )
         }));
     }
