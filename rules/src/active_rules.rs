@@ -6,11 +6,15 @@ use std::sync::{
 };
 
 use arc_swap::{ArcSwap, Guard};
+use rustc_hash::{FxBuildHasher, FxHashMap};
 #[cfg(feature = "watch")]
 use tokio::sync::Notify;
 use tollgate_counter::{descriptor::Secret, time::Timestamp};
 
-use crate::{KeyedRules, Problems, RuleStatsRegistry, Rules, stats_registry::AllStats};
+use crate::{Domain, KeyedRules, Problems, Rule, RuleStats, Rules};
+
+/// The most names with values that each rule has in metrics, unless a setting says otherwise.
+const NAMES_MAX_DEFAULT: usize = 100;
 
 /// The active rules and the secret of their keys. Every request reads both as one; a reload replaces the rules as a
 /// whole and keeps the secret, and another secret keeps the rules. There are no rules until the first valid set, and
@@ -23,30 +27,15 @@ pub struct ActiveRules {
     status: RwLock<RulesStatus>,
     #[cfg(feature = "watch")]
     replaced: Notify,
-    stats: RuleStatsRegistry,
+    names_max: usize,
 }
 
 /// Rules that can become active at once.
 #[derive(Debug)]
 pub(super) struct PreparedRules {
     rules: Arc<Rules>,
-    stats: Arc<AllStats>,
     /// Whether an active rule is not among the rules.
     lacks_a_rule: bool,
-}
-
-/// Rules that others have replaced. Dropping many takes long.
-#[derive(Debug)]
-pub(super) struct ReplacedRules {
-    rules: Arc<KeyedRules>,
-    _stats: Arc<AllStats>,
-}
-
-impl ReplacedRules {
-    /// Whether a request still reads them.
-    pub(super) fn is_in_use(&self) -> bool {
-        Arc::strong_count(&self.rules) > 1
-    }
 }
 
 /// The outcome of the loads so far.
@@ -83,7 +72,7 @@ pub struct LoadError {
 
 impl Default for ActiveRules {
     fn default() -> Self {
-        Self::with_stats(RuleStatsRegistry::default())
+        Self::with_names_max(NAMES_MAX_DEFAULT)
     }
 }
 
@@ -95,8 +84,8 @@ impl ActiveRules {
         active_rules
     }
 
-    /// Active rules without a rule set yet, which count in `stats`.
-    pub fn with_stats(stats: RuleStatsRegistry) -> Self {
+    /// Active rules without a rule set yet, of which each rule has at most `names_max` names with values in metrics.
+    pub fn with_names_max(names_max: usize) -> Self {
         let keyed = KeyedRules::new(None, Secret::random());
         Self {
             keyed: ArcSwap::from_pointee(keyed),
@@ -104,13 +93,8 @@ impl ActiveRules {
             status: RwLock::default(),
             #[cfg(feature = "watch")]
             replaced: Notify::new(),
-            stats,
+            names_max,
         }
-    }
-
-    /// The stats of the rules.
-    pub fn stats(&self) -> &RuleStatsRegistry {
-        &self.stats
     }
 
     /// The active rules and secret. Cheap; the guard stays valid across a reload. Hold it for one request only.
@@ -173,22 +157,38 @@ impl ActiveRules {
         self.activate(self.prepare(rules), None, now);
     }
 
-    /// Does what takes long for many rules before they become active. No other rules may become active until these do.
-    pub(super) fn prepare(&self, rules: Rules) -> PreparedRules {
-        let (stats, lacks_a_rule) = self.stats.prepare(&rules);
-        PreparedRules { rules: Arc::new(rules), stats, lacks_a_rule }
+    /// Gives each of `rules` the stats of the active rule with the same path, or new ones. This takes long for many rules,
+    /// so it is done before they become active. No other rules may become active until these do.
+    pub(super) fn prepare(&self, mut rules: Rules) -> PreparedRules {
+        let active = self.keyed.load_full();
+        let known = active.rules().into_iter().flat_map(Rules::each_stats);
+        let mut before: FxHashMap<_, _> =
+            known.map(|(domain, rule, stats)| ((&*domain.name, &*rule.path), stats)).collect();
+        let mut after = FxHashMap::with_capacity_and_hasher(rules.len(), FxBuildHasher);
+        for Domain { name, rules, .. } in &mut rules.domains {
+            let name = &**name;
+            for Rule { path, stats, .. } in rules {
+                let path = (name, &**path);
+                let shared = after.entry(path).or_insert_with(|| {
+                    before.remove(&path).cloned().unwrap_or_else(|| Arc::new(RuleStats::new(self.names_max)))
+                });
+                *stats = Some(shared.clone());
+            }
+        }
+        let lacks_a_rule = !before.is_empty();
+        PreparedRules { rules: Arc::new(rules), lacks_a_rule }
     }
 
-    /// Activates prepared rules, which have the version of a control plane, and returns what they replace.
+    /// Activates prepared rules, which have the version of a control plane, and returns what they replace. Dropping many
+    /// rules takes long.
     pub(super) fn activate(
         &self,
         prepared: PreparedRules,
         version: Option<String>,
         now: Timestamp,
-    ) -> ReplacedRules {
-        let PreparedRules { rules, stats, lacks_a_rule } = prepared;
+    ) -> Arc<KeyedRules> {
+        let PreparedRules { rules, lacks_a_rule } = prepared;
         let removes = version.is_some() && lacks_a_rule;
-        let stats = self.stats.replace(stats);
         let previous = self.keyed.rcu(|current| current.with_rules(rules.clone()));
         self.version.fetch_add(1, Ordering::Release);
         self.update(|status| {
@@ -201,7 +201,7 @@ impl ActiveRules {
         });
         #[cfg(feature = "watch")]
         self.replaced.notify_waiters();
-        ReplacedRules { rules: previous, _stats: stats }
+        previous
     }
 
     /// Records a failed load; the active rules stay.
@@ -242,9 +242,10 @@ impl ActiveRules {
 
 #[cfg(test)]
 mod tests {
-    use std::thread;
+    use std::{borrow::Cow, thread};
 
     use super::*;
+    use crate::RuleEvent;
 
     const NOW: Timestamp = Timestamp::from_nanos(7);
 
@@ -262,6 +263,52 @@ mod tests {
         current.domain("d").unwrap().rules().next().unwrap().displayed_limit.requests_per_unit
     }
 
+    fn rules_of(keys: &[&str]) -> Rules {
+        let rule = |key: &&str| format!("{{key: {key}, rate_limit: {{unit: day, requests_per_unit: 1}}}}");
+        let rules: Vec<_> = keys.iter().map(rule).collect();
+        Rules::parse("test", &format!("domain: d\ndescriptors: [{}]\n", rules.join(", "))).unwrap()
+    }
+
+    fn count(active_rules: &ActiveRules, key: usize, name: Cow<'_, str>) {
+        let active = active_rules.current();
+        let rule = active.domain("d").unwrap().domain.rules().nth(key).unwrap();
+        rule.stats.as_ref().unwrap().count(name, RuleEvent { charged: 1, ..RuleEvent::default() });
+    }
+
+    fn hits(active_rules: &ActiveRules) -> Vec<(String, u64)> {
+        let totals = active_rules.current().rules().unwrap().totals();
+        totals.into_iter().map(|(series, totals)| (series.rule, totals.hits)).collect()
+    }
+
+    #[test]
+    fn reload_keeps_stats_of_remaining_rules_and_drops_others() {
+        let active_rules = ActiveRules::from_rules(rules_of(&["a", "b"]), NOW);
+        [0, 1].into_iter().for_each(|key| count(&active_rules, key, "".into()));
+        active_rules.replace(rules_of(&["c", "b"]), NOW);
+        count(&active_rules, 1, "".into());
+        assert_eq!(hits(&active_rules), [("d.b".to_owned(), 2), ("d.c".to_owned(), 0)]);
+        active_rules.replace(rules_of(&["a", "b"]), NOW);
+        assert_eq!(hits(&active_rules), [("d.a".to_owned(), 0), ("d.b".to_owned(), 2)]);
+    }
+
+    #[test]
+    fn hits_before_prepared_rules_are_active_are_kept() {
+        let active_rules = ActiveRules::from_rules(rules_of(&["a", "b"]), NOW);
+        let next = active_rules.prepare(rules_of(&["c", "b"]));
+        count(&active_rules, 1, "".into());
+        assert_eq!(hits(&active_rules), [("d.a".to_owned(), 0), ("d.b".to_owned(), 1)]);
+        active_rules.activate(next, None, NOW);
+        assert_eq!(hits(&active_rules), [("d.b".to_owned(), 1), ("d.c".to_owned(), 0)]);
+    }
+
+    #[test]
+    fn equal_names_are_merged_into_one_series() {
+        let active_rules = ActiveRules::from_rules(rules_of(&["a", "a_b"]), NOW);
+        [0, 1].into_iter().for_each(|key| count(&active_rules, key, "d.a_b_c".to_owned().into()));
+        let expected = [("d.a", 0), ("d.a_b", 0), ("d.a_b_c", 2)];
+        assert_eq!(hits(&active_rules), expected.map(|(name, hits)| (name.to_owned(), hits)));
+    }
+
     #[test]
     fn secret_set_while_rules_compile_is_kept() {
         let active_rules = ActiveRules::from_rules(rules(1), NOW);
@@ -275,12 +322,6 @@ mod tests {
 
     #[test]
     fn sets_of_a_control_plane_that_lack_a_rule_are_counted() {
-        let set = |keys: &[&str]| {
-            let rule =
-                |key: &&str| format!("{{key: {key}, rate_limit: {{unit: day, requests_per_unit: 1}}}}");
-            let rules: Vec<_> = keys.iter().map(rule).collect();
-            Rules::parse("test", &format!("domain: d\ndescriptors: [{}]\n", rules.join(", "))).unwrap()
-        };
         let active_rules = ActiveRules::default();
         for (keys, removals) in [
             (&["a"][..], 0),
@@ -290,11 +331,11 @@ mod tests {
             (&["b", "c"], 1),
             (&[], 2),
         ] {
-            active_rules.activate(active_rules.prepare(set(keys)), Some("1".to_owned()), NOW);
+            active_rules.activate(active_rules.prepare(rules_of(keys)), Some("1".to_owned()), NOW);
             assert_eq!(active_rules.status().removals, removals, "{keys:?}");
         }
-        active_rules.replace(set(&["a"]), NOW);
-        active_rules.replace(set(&[]), NOW);
+        active_rules.replace(rules_of(&["a"]), NOW);
+        active_rules.replace(rules_of(&[]), NOW);
         assert_eq!(active_rules.status().removals, 2, "files are whole");
     }
 

@@ -236,6 +236,13 @@ impl DomainDraft {
                 rule.denial_body.clone_from(&denial_body);
             }
         }
-        Domain { name: self.name, on_denied, denial_body, root: self.root, rules: self.rules, rules_before }
+        Domain {
+            name: self.name.into(),
+            on_denied,
+            denial_body,
+            root: self.root,
+            rules: self.rules,
+            rules_before,
+        }
     }
 }

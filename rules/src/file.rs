@@ -4,21 +4,19 @@ use serde_json::{Map, Value as Json};
 
 use crate::{
     DenialBody, OnDenied,
-    denial_body::denial_body,
     diagnostics::Diagnostics,
     dialect,
     group::{GroupedKey, NetworkGroup},
     keys::KeySection,
     network_keys,
     prefix_tree::{MatchKind, composite},
-    reader::MappingFields,
-    spelling,
+    reader, spelling,
     yaml::{Located, Mark, YamlNode, YamlValue, quote},
 };
 
 mod key_values;
 
-pub(crate) use key_values::{GivenKey, KeyValues, LimitDraft};
+pub(crate) use key_values::{GivenKey, GivenValue, KeyValues, LimitDraft};
 
 /// One document.
 pub(crate) struct DocumentDraft<'t> {
@@ -46,18 +44,14 @@ pub(crate) struct DescriptorDraft<'n> {
     /// The location of a `value` that is given without a text, as if it were absent.
     pub(crate) empty_value: Option<Mark>,
     pub(crate) rate_limit: Option<KeyValues>,
-    /// The locations of the booleans that are `true`.
-    pub(crate) shadow_mode: Option<Mark>,
-    pub(crate) quota_mode: Option<Mark>,
-    pub(crate) detailed_metric: Option<Mark>,
-    pub(crate) value_to_metric: Option<Mark>,
-    pub(crate) share_threshold: Option<Mark>,
     pub(crate) group: Option<Located<NetworkGroup>>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
     /// What its texts probably mean instead.
     pub(crate) misspellings: Vec<Located<String>>,
     /// The nested descriptors, read one by one.
     pub(crate) descriptors: &'n [YamlNode<'n>],
+    /// Its keys, without the values that are taken above.
+    pub(crate) keys: KeyValues,
 }
 
 impl<'t> DocumentDraft<'t> {
@@ -67,19 +61,17 @@ impl<'t> DocumentDraft<'t> {
             diagnostics.add(problem.mark, problem.value);
             return None;
         }
-        let fields = MappingFields::read(&node, KeySection::Root, diagnostics)?;
-        let mark = fields.pair("domain").map_or(fields.mark, |pair| pair.mark);
-        let domain = fields.required("domain", "the name that requests ask under");
-        let on_denied = on_denied(&fields);
-        let denial_body = denial_body(&fields);
-        let descriptors = fields.items("descriptors");
+        let keys = reader::read(&node, KeySection::Root, diagnostics)?;
+        let mark = keys.given("domain").unwrap_or(keys.mark);
+        let domain = keys.required("domain", "the name that requests ask under", diagnostics);
         let Some(domain) = domain else {
             // The descriptors cannot be used without a domain, but their problems are reported.
-            DescriptorDraft::report_all(descriptors, None, diagnostics);
+            DescriptorDraft::report_all(keys.list(&node, "descriptors"), None, diagnostics);
             return None;
         };
-        let written = fields.pair("descriptors").map(|pair| pair.key.to_string()).unwrap_or_default();
-        let descriptors = node.take_items(&written);
+        let descriptors = keys.index("descriptors").map(|index| node.take_items(index)).unwrap_or_default();
+        let on_denied = keys.choice("on_denied", &OnDenied::NAMED);
+        let denial_body = keys.denial_body().cloned();
         let misspellings = spelling::misspelling(&domain).map(|value| Located { value, mark });
         let misspellings = misspellings.into_iter().collect();
         Some(Self { mark, domain, on_denied, denial_body, misspellings, descriptors })
@@ -94,37 +86,31 @@ impl<'n> DescriptorDraft<'n> {
         above: Option<&str>,
         diagnostics: &Diagnostics<'_>,
     ) -> Option<Self> {
-        let fields = MappingFields::read(node, KeySection::Descriptor, diagnostics)?;
-        let rate_limit = rate_limit(&fields);
+        let mut keys = reader::read(node, KeySection::Descriptor, diagnostics)?;
         let key = match above {
-            Some(above) if fields.pair("key").is_none() && fields.pair("rate_limit").is_some() => {
+            Some(above) if keys.given("key").is_none() && keys.given("rate_limit").is_some() => {
                 let what = format!(
                     "`key` is missing; the limit of {} itself stands beside its `key`, not below its `descriptors`",
                     quote(above)
                 );
-                diagnostics.add(fields.mark, what);
+                diagnostics.add(keys.mark, what);
                 None
             }
-            Some(_) | None => fields.required("key", "the key of a descriptor entry"),
+            Some(_) | None => keys.required("key", "the key of a descriptor entry", diagnostics),
         };
-        let value = fields.text("value");
-        let (value, kind) = network_keys::value_and_kind(&fields, key.as_deref(), value);
+        let (value, kind) = network_keys::value_and_kind(&keys, key.as_deref(), diagnostics);
         Some(Self {
-            mark: fields.mark,
-            misspellings: misspellings(&fields, key.as_deref(), &value),
+            mark: keys.mark,
+            misspellings: misspellings(&keys, key.as_deref(), &value),
             key,
             value,
             kind,
             empty_value: empty_value(node),
-            rate_limit,
-            shadow_mode: fields.flag("shadow_mode"),
-            quota_mode: fields.flag("quota_mode"),
-            detailed_metric: fields.flag("detailed_metric"),
-            value_to_metric: fields.flag("value_to_metric"),
-            share_threshold: fields.flag("share_threshold"),
-            group: network_keys::group(&fields),
-            metadata: metadata(&fields),
-            descriptors: fields.items("descriptors"),
+            rate_limit: keys.take_mapping("rate_limit"),
+            group: network_keys::group(&keys, diagnostics),
+            metadata: keys.take_metadata(),
+            descriptors: keys.list(node, "descriptors"),
+            keys,
         })
     }
 }
@@ -156,10 +142,10 @@ impl DescriptorDraft<'_> {
 }
 
 /// What the texts of a descriptor probably mean instead.
-fn misspellings(fields: &MappingFields<'_, '_>, key: Option<&str>, value: &str) -> Vec<Located<String>> {
+fn misspellings(keys: &KeyValues, key: Option<&str>, value: &str) -> Vec<Located<String>> {
     let texts = [("key", key.unwrap_or_default()), ("value", value)].into_iter();
     let found = texts.filter_map(|(name, text)| {
-        let mark = fields.pair(name)?.value.mark;
+        let mark = keys.text(name)?.mark;
         let is_address = name == "value" && key == Some(network_keys::ADDRESS);
         let what = if is_address { spelling::misspelt_address(text) } else { None };
         Some(Located { value: what.or_else(|| spelling::misspelling(text))?, mark })
@@ -167,7 +153,7 @@ fn misspellings(fields: &MappingFields<'_, '_>, key: Option<&str>, value: &str) 
     found.collect()
 }
 
-/// The location of a `value` without a text. `MappingFields` leaves out keys without a value.
+/// The location of a `value` without a text. `KeyValues` leave out keys without a value.
 fn empty_value(descriptor: &YamlNode<'_>) -> Option<Mark> {
     let YamlValue::Mapping(pairs) = &descriptor.value else { return None };
     let pair = pairs.iter().find(|pair| *pair.key == *"value")?;
@@ -176,30 +162,4 @@ fn empty_value(descriptor: &YamlNode<'_>) -> Option<Mark> {
         YamlValue::List(_) | YamlValue::Mapping(_) | YamlValue::Unreadable => false,
     };
     is_empty.then_some(pair.mark)
-}
-
-/// The value of `rate_limit`.
-pub(crate) fn rate_limit(fields: &MappingFields<'_, '_>) -> Option<KeyValues> {
-    KeyValues::read(&fields.pair("rate_limit")?.value, KeySection::RateLimit, fields.diagnostics)
-}
-
-/// The value of `on_denied`.
-pub(crate) fn on_denied(fields: &MappingFields<'_, '_>) -> Option<Located<OnDenied>> {
-    fields.choice("on_denied")?.named(&OnDenied::NAMED)
-}
-
-/// The value of `metadata`.
-pub(crate) fn metadata(fields: &MappingFields<'_, '_>) -> Option<Located<Map<String, Json>>> {
-    let node = &fields.pair("metadata")?.value;
-    let mut problems = Vec::new();
-    let json = node.to_json(&mut problems);
-    fields.diagnostics.add_all(problems);
-    match json {
-        Json::Object(value) => Some(Located { value, mark: node.mark }),
-        _other_json if node.value == YamlValue::Unreadable => None,
-        _other_json => {
-            fields.diagnostics.add(node.mark, format!("`metadata` takes a mapping, not {}", node.describe()));
-            None
-        }
-    }
 }

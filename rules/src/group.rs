@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt, net::IpAddr};
 
-use crate::network::{self, Network};
+use crate::network::{self, network_of};
 
 /// The prefix lengths of the networks that are counted as one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,8 +35,8 @@ impl NetworkGroup {
     /// has only one. A value that names no address stays as it is.
     pub fn group_value(self, value: &[u8]) -> Cow<'_, [u8]> {
         let Some(address) = network::address(value) else { return Cow::Borrowed(value) };
-        let network = Network::new(address, self.length(address));
-        let counted = if network.is_single() { address.to_string() } else { network.to_string() };
+        let network = network_of(address, self.length(address));
+        let counted = if network::is_single(network) { address.to_string() } else { network.to_string() };
         Cow::Owned(counted.into_bytes())
     }
 }

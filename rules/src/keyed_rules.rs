@@ -301,7 +301,7 @@ impl<'r> Match<'r> {
         let value = |step: &MatchedNode<'_>, entry: &Entry<'_>| {
             descriptor::escaped(&step.grouped_value(*entry)).into_owned()
         };
-        let mut name = self.domain.name.clone();
+        let mut name = self.domain.name.to_string();
         for (step, entry) in steps.iter().zip(entries) {
             name.push('.');
             if step.is_shared() || !(detailed || step.node.value_to_metric || step.kind == MatchKind::Exact) {

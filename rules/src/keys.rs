@@ -134,7 +134,7 @@ impl Takes {
 
     /// Whether the value is an integer.
     pub(crate) fn is_integer(self) -> bool {
-        matches!(self, Self::Integer(_))
+        matches!(self, Self::Integer(_) | Self::PrefixLength(_))
     }
 
     /// Whether the value is a list.

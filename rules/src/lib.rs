@@ -39,10 +39,11 @@ mod schema;
 mod source;
 mod spelling;
 mod stats;
-mod stats_registry;
 mod trace;
 mod unit;
 pub mod yaml;
+
+pub use ipnet::IpNet;
 
 pub use active_rules::{ActiveRules, LoadError, RulesStatus};
 #[cfg(feature = "watch")]
@@ -58,19 +59,17 @@ pub use keys::{OnDenied, OnOwnerUnavailable, nearest};
 pub use limit::algorithm_keys;
 #[cfg(feature = "watch")]
 pub use loader::RuleLoader;
-pub use network::{Network, NetworkError, address};
+pub use network::{NetworkError, address, network_of};
 pub use overlay::Overlay;
 pub use own::{OwnBounds, OwnNumbers, StoredLimit, StoredTerms};
-pub use prefix_tree::{MatchKind, composite};
-pub use quotas::Quota;
-pub use rule::{Allowance, ForwardPolicy, Rule, RuleOptions};
+pub use prefix_tree::{MatchKind, TreeNode, composite};
+pub use rule::{Allowance, ForwardPolicy, Quota, Rule, RuleOptions};
 pub use rule_set::{DESCRIPTORS_MAX, Domain, Rules, Trial};
 pub use schema::json_schema;
 #[cfg(feature = "watch")]
 pub use source::{FileSettings, OverlayFile, OverlayReceiver, Watcher};
 pub use source::{load, load_trial};
-pub use stats::{DecisionStats, DecisionTotals, RuleEvent, RuleStats, StatsHandle};
-pub use stats_registry::{RuleStatsRegistry, Series};
+pub use stats::{DecisionStats, DecisionTotals, RuleEvent, RuleStats, Series};
 pub use trace::{LevelTrace, NODES_MAX};
 pub use unit::{DisplayedLimit, Unit};
 

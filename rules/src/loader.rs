@@ -6,8 +6,8 @@ use tollgate_counter::time::Clock;
 use tracing::{error, info, warn};
 
 use crate::{
-    ActiveRules, Problem, Problems,
-    active_rules::{PreparedRules, ReplacedRules},
+    ActiveRules, KeyedRules, Problem, Problems,
+    active_rules::PreparedRules,
     background::{BackgroundPriority, run_in_background, spawn},
     compile::compile_all,
     contents::Contents,
@@ -173,9 +173,9 @@ impl RuleLoader {
 
 /// Drops replaced rules after the last request has released them. Dropping many rules takes a while; otherwise the
 /// last request to read them would pay for it.
-fn drop_when_unused(rules: ReplacedRules) {
+fn drop_when_unused(rules: Arc<KeyedRules>) {
     for _ in 0..DROP_TRIES_MAX {
-        if !rules.is_in_use() {
+        if Arc::strong_count(&rules) == 1 {
             break;
         }
         std::thread::sleep(DROP_PAUSE);

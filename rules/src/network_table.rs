@@ -5,10 +5,11 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use rustc_hash::FxHashMap;
 use tollgate_counter::descriptor::Entry;
 
-use crate::network::{self, Network};
+use crate::network::{self, network_of};
 
 /// Networks with their numbers, by the keys of entries.
 #[derive(Debug, Default)]
@@ -20,7 +21,7 @@ pub(crate) struct NetworkTable {
 
 #[derive(Debug, Default)]
 struct NetworksOfKey {
-    numbers: FxHashMap<Network, u32>,
+    numbers: FxHashMap<IpNet, u32>,
     // The prefix lengths that occur, the longest first.
     ipv4: Vec<u8>,
     ipv6: Vec<u8>,
@@ -28,12 +29,12 @@ struct NetworksOfKey {
 
 impl NetworkTable {
     /// Adds the network of a node with this composite text and key. It must be new for the key.
-    pub(crate) fn add(&mut self, composite: String, key: &str, network: Network, number: u32) {
+    pub(crate) fn add(&mut self, composite: String, key: &str, network: IpNet, number: u32) {
         self.by_text.insert(composite.into(), number);
         let networks = self.of_key.entry(key.as_bytes().into()).or_default();
-        let lengths = if network.base().is_ipv4() { &mut networks.ipv4 } else { &mut networks.ipv6 };
-        if let Err(place) = lengths.binary_search_by(|length| network.length().cmp(length)) {
-            lengths.insert(place, network.length());
+        let lengths = if network.addr().is_ipv4() { &mut networks.ipv4 } else { &mut networks.ipv6 };
+        if let Err(place) = lengths.binary_search_by(|length| network.prefix_len().cmp(length)) {
+            lengths.insert(place, network.prefix_len());
         }
         networks.numbers.insert(network, number);
     }
@@ -59,7 +60,7 @@ impl NetworksOfKey {
         let lengths = if address.is_ipv4() { &self.ipv4 } else { &self.ipv6 };
         lengths.iter().find_map(|length| {
             *visits += 1;
-            self.numbers.get(&Network::new(address, *length)).copied()
+            self.numbers.get(&network_of(address, *length)).copied()
         })
     }
 }

@@ -5,14 +5,13 @@ use serde_json::{Map, Value as Json};
 
 use crate::{
     DenialBody, Location, OnDenied, Problems, RuleOrigin,
-    denial_body::denial_body,
     diagnostics::Diagnostics,
-    file::{KeyValues, metadata, on_denied, rate_limit},
+    file::KeyValues,
     group::NetworkGroup,
     keys::KeySection,
     network_keys,
     pattern::Pattern,
-    reader::MappingFields,
+    reader,
     yaml::{self, Located, YamlNode, YamlValue},
 };
 
@@ -72,10 +71,8 @@ impl Overlay {
         diagnostics.add_all(stream.problems);
         let mut overlay = Self { bytes: Vec::new(), rules: Vec::new(), domains: FxHashMap::default() };
         for document in stream.documents.iter().filter(|document| !document.is_null()) {
-            let Some(fields) = MappingFields::read(document, KeySection::Overlay, &diagnostics) else {
-                continue;
-            };
-            for item in fields.items("overlay") {
+            let Some(keys) = reader::read(document, KeySection::Overlay, &diagnostics) else { continue };
+            for item in keys.list(document, "overlay") {
                 overlay.domain(item, &diagnostics);
             }
         }
@@ -85,12 +82,12 @@ impl Overlay {
     }
 
     fn domain(&mut self, item: &YamlNode<'_>, diagnostics: &Diagnostics<'_>) {
-        let Some(fields) = MappingFields::read(item, KeySection::OverlayDomain, diagnostics) else { return };
-        let name = fields.required("domain", "the domain of the rules");
-        let on_denied = on_denied(&fields);
-        let denial_body = denial_body(&fields);
+        let Some(keys) = reader::read(item, KeySection::OverlayDomain, diagnostics) else { return };
+        let name = keys.required("domain", "the domain of the rules", diagnostics);
+        let on_denied = keys.choice("on_denied", &OnDenied::NAMED);
+        let denial_body = keys.denial_body().cloned();
         let first = self.rules.len();
-        for item in fields.items("rules") {
+        for item in keys.list(item, "rules") {
             self.rules.extend(OverlayRule::read(item, diagnostics));
         }
         let Some(name) = name else { return };
@@ -149,23 +146,23 @@ fn set_once<T: PartialEq>(
 
 impl OverlayRule {
     fn read(item: &YamlNode<'_>, diagnostics: &Diagnostics<'_>) -> Option<Self> {
-        let fields = MappingFields::read(item, KeySection::OverlayRule, diagnostics)?;
-        let rate_limit = rate_limit(&fields);
+        let mut keys = reader::read(item, KeySection::OverlayRule, diagnostics)?;
+        let rate_limit = keys.take_mapping("rate_limit");
         for name in OF_CONTROL_PLANE {
             if let Some(mark) = rate_limit.as_ref().and_then(|limit| limit.given(name)) {
                 diagnostics
                     .add(mark, format!("`{name}` is the control plane's; an overlay cannot change it"));
             }
         }
-        let metadata = metadata(&fields);
-        let group = network_keys::group(&fields);
-        let items = fields.items("match");
+        let metadata = keys.take_metadata();
+        let group = network_keys::group(&keys, diagnostics);
+        let items = keys.list(item, "match");
         if items.is_empty() {
             let what = "`match` is missing or empty; it lists the keys of a rule from the top, each as `key` or `key: value`";
-            diagnostics.add(fields.mark, what);
+            diagnostics.add(keys.mark, what);
         }
         let path: Vec<_> = items.iter().filter_map(|item| step(item, diagnostics)).collect();
-        let location = diagnostics.location(fields.mark);
+        let location = diagnostics.location(keys.mark);
         (!path.is_empty()).then_some(Self { location, rate_limit, metadata, group, path })
     }
 

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use ipnet::IpNet;
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
 use tollgate_counter::descriptor::Entry;
@@ -12,7 +13,6 @@ use tollgate_counter::descriptor::Entry;
 use crate::{
     diagnostics::Location,
     group::NetworkGroup,
-    network::Network,
     network_table::NetworkTable,
     pattern::{Pattern, Patterns},
 };
@@ -37,20 +37,25 @@ pub(crate) struct TreeLevel {
 
 /// One descriptor of a rule file.
 #[derive(Debug)]
-pub(crate) struct TreeNode {
-    pub(crate) location: Location,
-    pub(crate) key: Box<str>,
-    /// As written; a network in its one spelling.
-    pub(crate) value: Box<str>,
+pub struct TreeNode {
+    /// The location in the rule file or resource.
+    pub location: Location,
+    /// The key as written.
+    pub key: Box<str>,
+    /// The value as written, a network in its one spelling; empty if the descriptor has none.
+    pub value: Box<str>,
     /// The index of its rule among those of the domain.
     pub(crate) rule: Option<usize>,
-    pub(crate) value_to_metric: bool,
-    pub(crate) share_threshold: bool,
-    pub(crate) group: Option<NetworkGroup>,
+    /// Whether names in metrics contain the value.
+    pub value_to_metric: bool,
+    /// Whether all values that match the pattern or network share a counter.
+    pub share_threshold: bool,
+    /// The networks that are counted as one key.
+    pub group: Option<NetworkGroup>,
     /// `None` for most nodes, of which a large file has many.
     pub(crate) children: Option<Box<TreeLevel>>,
     /// The kind of match of an entry with the literal key and a fitting value.
-    pub(crate) declared_kind: MatchKind,
+    pub declared_kind: MatchKind,
 }
 
 /// The way in which an entry matches a node.
@@ -130,13 +135,13 @@ impl TreeNode {
         self.children.as_deref().unwrap_or(&NONE)
     }
 
-    /// The composite text of the node: `key_value`, or `key` if it has no value.
-    pub(crate) fn composite(&self) -> String {
+    /// The text that entries are compared with: `key_value`, or `key` if it has no value. It is unique in its level.
+    pub fn composite(&self) -> String {
         composite(&self.key, &self.value)
     }
 
-    /// The network of the node, if it declares one.
-    pub(crate) fn network(&self) -> Option<Network> {
+    /// The network of which it matches the addresses, if it is one.
+    pub fn network(&self) -> Option<IpNet> {
         match self.declared_kind {
             MatchKind::Network => self.value.parse().ok(),
             MatchKind::Exact | MatchKind::Pattern | MatchKind::KeyOnly => None,

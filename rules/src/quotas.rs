@@ -1,77 +1,56 @@
 //! The key `quotas`: how a limit is divided over the buckets of the rate limit quota service.
 
-use std::{fmt, num::NonZeroU32};
+use std::num::NonZeroU32;
 
 use tollgate_counter::algorithm::{Limit, QuotaTerms};
 
 use crate::{
+    Quota,
     diagnostics::Diagnostics,
-    keys::KeySection,
+    file::KeyValues,
     pattern::Pattern,
     prefix_tree::composite,
-    reader::MappingFields,
     yaml::{Located, quote},
 };
 
 /// The most items of `quotas` of a rule.
-const QUOTAS_MAX: usize = 256;
+pub(crate) const QUOTAS_MAX: usize = 256;
 /// The greatest weight.
 const WEIGHT_MAX: u64 = 1_000;
 /// The greatest floor: what Envoy takes.
 const FLOOR_MAX: u64 = u32::MAX as u64;
 
-/// The terms of the buckets with a pair.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Quota {
-    /// The key of the pair.
-    pub key: String,
-    /// The value of the pair.
-    pub value: String,
-    /// What these buckets are entitled to.
-    pub terms: QuotaTerms,
-}
-
-impl fmt::Display for Quota {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, value, terms: QuotaTerms { weight, floor } } = self;
-        write!(f, "{key}: {value} {{weight: {weight}, floor: {floor}}}")
-    }
-}
-
 /// The items of `quotas`, without those whose problems were reported.
-pub(crate) fn read(fields: &MappingFields<'_, '_>) -> Vec<Located<Quota>> {
-    let diagnostics = fields.diagnostics;
-    let items = fields.items("quotas");
-    if let Some(beyond) = items.get(QUOTAS_MAX) {
-        diagnostics.add(beyond.mark, format!("`quotas` has at most {QUOTAS_MAX} items"));
-    }
+pub(crate) fn read(
+    items: impl Iterator<Item = KeyValues>,
+    diagnostics: &Diagnostics<'_>,
+) -> Vec<Located<Quota>> {
     let mut quotas: Vec<Located<Quota>> = Vec::new();
-    for item in items.iter().take(QUOTAS_MAX) {
-        let Some(fields) = MappingFields::read(item, KeySection::Quota, diagnostics) else { continue };
-        let Some(quota) = quota(&fields) else { continue };
+    for keys in items {
+        let Some(quota) = quota(&keys, diagnostics) else { continue };
         let is_same =
             |before: &&Located<Quota>| before.value.key == quota.key && before.value.value == quota.value;
         if let Some(before) = quotas.iter().find(is_same) {
             let before = diagnostics.location(before.mark);
             let what = format!("an item of `quotas` for {} is already given at {before}", pair(&quota));
-            diagnostics.add(item.mark, what);
+            diagnostics.add(keys.mark, what);
         }
-        quotas.push(Located { value: quota, mark: item.mark });
+        quotas.push(Located { value: quota, mark: keys.mark });
     }
     quotas
 }
 
-fn quota(fields: &MappingFields<'_, '_>) -> Option<Quota> {
-    let key = fields.required("key", "the key of a pair of a bucket");
-    let value = fields.required("value", "the value of a pair of a bucket");
+fn quota(keys: &KeyValues, diagnostics: &Diagnostics<'_>) -> Option<Quota> {
+    let key = keys.required("key", "the key of a pair of a bucket", diagnostics);
+    let value = keys.required("value", "the value of a pair of a bucket", diagnostics);
     let number = |name: &str, max: u64| {
-        if fields.pair(name).is_none() {
+        if keys.given(name).is_none() {
             return Some(None);
         }
-        let number = fields.integer(name)?;
+        let number = keys.integer(name)?;
         let fits = (1..=max).contains(&number.value);
         if !fits {
-            fields.diagnostics.add(number.mark, format!("`{name}` is from 1 to {max}, not {}", number.value));
+            diagnostics.add(number.mark, format!("`{name}` is from 1 to {max}, not {}", number.value));
         }
         fits.then_some(Some(number.value))
     };
@@ -82,7 +61,7 @@ fn quota(fields: &MappingFields<'_, '_>) -> Option<Quota> {
     let weight = weight?;
     let floor = floor?;
     if (weight, floor) == (None, None) {
-        fields.diagnostics.add(fields.mark, "an item of `quotas` needs a `weight` or a `floor`");
+        diagnostics.add(keys.mark, "an item of `quotas` needs a `weight` or a `floor`");
         return None;
     }
     let default = QuotaTerms::default();

@@ -1,6 +1,6 @@
 //! A rule.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 use serde_json::{Map, Value as Json};
 use tollgate_counter::{
@@ -8,13 +8,10 @@ use tollgate_counter::{
     descriptor::Entry,
 };
 
-use crate::{
-    DenialBody, DisplayedLimit, GroupedKey, Location, OnOwnerUnavailable, OwnBounds, Quota, RuleStats,
-    StatsHandle,
-};
+use crate::{DenialBody, DisplayedLimit, GroupedKey, Location, OnOwnerUnavailable, OwnBounds, RuleStats};
 
 /// The rule of a descriptor: limit and options.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Rule {
     /// The path in the prefix tree: `domain.key_value.key`.
     pub path: Arc<str>,
@@ -40,8 +37,8 @@ pub struct Rule {
     pub location: Location,
     /// Behind a pointer, because a large file has many rules, and most have none. Read by [`Rule::options`].
     pub options: Option<Box<RuleOptions>>,
-    /// What is counted of the rule.
-    pub stats: StatsHandle,
+    /// What is counted of the rule; `None` before it is active.
+    pub stats: Option<Arc<RuleStats>>,
 }
 
 /// What few rules have.
@@ -65,6 +62,24 @@ pub struct RuleOptions {
     pub own: Option<Arc<OwnBounds>>,
     /// The location in the overlay of what was added to the rule.
     pub overlay: Option<Location>,
+}
+
+/// The terms of the buckets with a pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quota {
+    /// The key of the pair.
+    pub key: String,
+    /// The value of the pair.
+    pub value: String,
+    /// What these buckets are entitled to.
+    pub terms: QuotaTerms,
+}
+
+impl fmt::Display for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, value, terms: QuotaTerms { weight, floor } } = self;
+        write!(f, "{key}: {value} {{weight: {weight}, floor: {floor}}}")
+    }
 }
 
 impl RuleOptions {
@@ -126,11 +141,6 @@ impl Rule {
         let mut quotas = self.options().quotas.iter();
         let found = quotas.find(|quota| entries.iter().any(|entry| is_of(quota, entry)));
         found.map(|quota| quota.terms).unwrap_or_default()
-    }
-
-    /// The stats of the rule; `None` before it is active.
-    pub fn stats(&self) -> Option<&RuleStats> {
-        self.stats.0.get().map(|stats| &**stats)
     }
 
     /// How its limit lets hits pass; `None` if the rule is unlimited.

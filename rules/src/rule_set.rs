@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use tollgate_counter::{algorithm::Limit, descriptor::Entry};
 
-use crate::{DenialBody, OnDenied, Problem, Rule, prefix_tree::TreeLevel};
+use crate::{DecisionTotals, DenialBody, OnDenied, Problem, Rule, RuleStats, Series, prefix_tree::TreeLevel};
 
 /// The maximum number of descriptors in all files or resources together.
 pub const DESCRIPTORS_MAX: usize = 1_000_000;
@@ -33,7 +33,7 @@ impl Rules {
     pub fn domain(&self, name: &str) -> Option<&Domain> {
         // Fast path: most rule sets have a single domain.
         if let [only] = &*self.domains {
-            return (only.name == name).then_some(only);
+            return (*only.name == *name).then_some(only);
         }
         self.by_name.get(name).map(|index| &self.domains[*index])
     }
@@ -58,6 +58,33 @@ impl Rules {
         self.len() == 0
     }
 
+    /// The stats of the active rules, each once with a rule that has them: rules with equal paths share theirs.
+    pub fn each_stats(&self) -> impl Iterator<Item = (&Domain, &Rule, &Arc<RuleStats>)> {
+        let rules = self.domains().flat_map(|domain| domain.rules().map(move |rule| (domain, rule)));
+        let mut seen = FxHashSet::default();
+        let stats = rules.filter_map(|(domain, rule)| Some((domain, rule, rule.stats.as_ref()?)));
+        stats.filter(move |(_, _, stats)| seen.insert(Arc::as_ptr(stats)))
+    }
+
+    /// The totals of the active rules by series, in order; series with equal labels are merged.
+    pub fn totals(&self) -> Vec<(Series, DecisionTotals)> {
+        let mut all = Vec::new();
+        for (domain, rule, stats) in self.each_stats() {
+            let series = |rule| Series { domain: domain.name.clone(), rule };
+            all.extend(stats.by_name(&rule.path).into_iter().map(|(name, totals)| (series(name), totals)));
+        }
+        all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        // Two names with values can be equal, depending on the values.
+        all.dedup_by(|(series, totals), (retained, sum)| {
+            let same = series == retained;
+            if same {
+                *sum = sum.plus(*totals);
+            }
+            same
+        });
+        all
+    }
+
     /// Adds problems that do not prevent loading.
     pub fn add_warnings(&mut self, more: Vec<Problem>) {
         self.warnings.extend(more);
@@ -74,7 +101,7 @@ impl Rules {
 #[derive(Debug)]
 pub struct Domain {
     /// The name.
-    pub name: String,
+    pub name: Arc<str>,
     /// What a refused call charges. `None`: the default of each rule's algorithm.
     pub on_denied: Option<OnDenied>,
     /// The body of refusals by a limit that the request contains. Rules have it as theirs.

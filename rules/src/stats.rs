@@ -3,13 +3,13 @@
 use std::{
     borrow::Cow,
     collections::HashMap,
-    sync::{Arc, OnceLock, PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock},
 };
 
 use tollgate_counter::metrics::ShardedCounters;
 
 /// The maximum length of a name in metrics, in bytes. Longer names are counted under `other`.
-pub(super) const NAME_MAX: usize = 256;
+const NAME_MAX: usize = 256;
 /// The most hits that one charge adds to a metric: a caller that charges 2^64 - 1 must not fill the metric for all time.
 const COUNTED_HITS_MAX: u64 = 1 << 40;
 
@@ -61,21 +61,20 @@ const COUNTERS: usize = 6;
 /// Stats of one rule: under the path, and under names with values if the rule requests them.
 #[derive(Debug)]
 pub struct RuleStats {
-    pub(super) plain: DecisionStats,
+    plain: DecisionStats,
     names_max: usize,
     // Invariant: at most `names_max` entries.
-    pub(super) names: RwLock<HashMap<Box<str>, DecisionStats>>,
-    pub(super) other_names: DecisionStats,
+    names: RwLock<HashMap<Box<str>, DecisionStats>>,
+    other_names: DecisionStats,
 }
 
-/// The stats of a rule once it is active. Equality of rules ignores them.
-#[derive(Clone, Debug, Default)]
-pub struct StatsHandle(pub(super) OnceLock<Arc<RuleStats>>);
-
-impl PartialEq for StatsHandle {
-    fn eq(&self, _other: &Self) -> bool {
-        true
-    }
+/// The labels of one series.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Series {
+    /// The domain.
+    pub domain: Arc<str>,
+    /// The path of a rule, or its name with values.
+    pub rule: String,
 }
 
 impl DecisionStats {
@@ -152,6 +151,19 @@ impl RuleStats {
         names.values().fold(others, |sum, stats| sum.plus(stats.totals()))
     }
 
+    /// The sums by name: of each name with values, of all beyond the bound if there are any, and of `path`, the path of the
+    /// rule.
+    pub(super) fn by_name(&self, path: &str) -> Vec<(String, DecisionTotals)> {
+        let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = names.iter().map(|(name, stats)| (name.to_string(), stats.totals())).collect();
+        let other_names = self.other_names.totals();
+        if other_names != DecisionTotals::default() {
+            all.push((format!("{path}:other"), other_names));
+        }
+        all.push((path.to_owned(), self.plain.totals()));
+        all
+    }
+
     #[cold]
     fn count_named(&self, name: String, outcome: RuleEvent) {
         let names = self.names.read().unwrap_or_else(PoisonError::into_inner);
@@ -168,5 +180,35 @@ impl RuleStats {
         } else {
             self.other_names.add(outcome);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn count(stats: &RuleStats, name: String) {
+        stats.count(Cow::Owned(name), RuleEvent { charged: 1, ..RuleEvent::default() });
+    }
+
+    fn hits_of_other_names(stats: &RuleStats) -> Option<u64> {
+        stats.by_name("d.a").iter().find(|(name, _)| name == "d.a:other").map(|(_, totals)| totals.hits)
+    }
+
+    #[test]
+    fn names_beyond_the_cap_are_counted_as_other() {
+        let stats = RuleStats::new(10);
+        for value in 0..1_000_000 {
+            count(&stats, format!("d.a_{value}"));
+        }
+        assert_eq!(stats.by_name("d.a").len(), 12);
+        assert_eq!(hits_of_other_names(&stats), Some(999_990));
+    }
+
+    #[test]
+    fn name_beyond_the_length_bound_is_counted_as_other() {
+        let stats = RuleStats::new(10);
+        count(&stats, "x".repeat(NAME_MAX + 1));
+        assert_eq!(hits_of_other_names(&stats), Some(1));
     }
 }

@@ -88,7 +88,7 @@ impl<'r> LevelTrace<'r> {
 
 fn kind(node: &TreeNode, entry: Entry<'_>, text: &[u8]) -> Option<MatchKind> {
     if let Some(network) = node.network() {
-        let contains = network::address(entry.value).is_some_and(|address| network.contains(address));
+        let contains = network::address(entry.value).is_some_and(|address| network.contains(&address));
         return (contains && node.key.as_bytes() == entry.key).then_some(MatchKind::Network);
     }
     let composite = node.composite();

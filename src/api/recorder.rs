@@ -20,7 +20,9 @@ use tollgate_counter::{
     time::Timestamp,
 };
 use tollgate_limiter::limiter::{ActiveView, Descriptor, Limiter, Request};
-use tollgate_rules::{DescriptorRef, KeyedDomain, KeyedRules, MatchKind, Network, NetworkGroup, address};
+use tollgate_rules::{
+    DescriptorRef, KeyedDomain, KeyedRules, MatchKind, NetworkGroup, TreeNode, address, network_of,
+};
 
 /// The maximum size of requests that are not written as lines yet, in bytes. Beyond it requests are left out.
 const WAITING_BYTES_MAX: usize = 4 << 20;
@@ -387,12 +389,11 @@ fn pseudonym<'r>(
     hash: impl Fn(&[u8]) -> u64,
 ) -> Cow<'r, [u8]> {
     let as_text = |value: &[u8]| format!("{:016x}", hash(value));
-    let Some((node, kind)) = matched.and_then(|node| Some((node, node.matched()?))) else {
+    let Some((node, kind)) = matched.and_then(|node| Some((node.node, node.matched?))) else {
         return as_text(entry.value).into_bytes().into();
     };
-    let value = node.value();
     let network = node.network();
-    let group = node.group();
+    let TreeNode { value, group, .. } = node;
     match kind {
         MatchKind::Exact => entry.value.into(),
         MatchKind::Pattern => {
@@ -404,7 +405,7 @@ fn pseudonym<'r>(
         }
         MatchKind::Network | MatchKind::KeyOnly => match address(entry.value) {
             Some(address) if network.is_some() || group.is_some() => {
-                other_address(address, network.map_or(0, Network::length), hash)
+                other_address(address, network.map_or(0, |network| network.prefix_len()), hash)
                     .to_string()
                     .into_bytes()
                     .into()
@@ -419,7 +420,7 @@ fn pseudonym<'r>(
 fn other_address(address: IpAddr, kept: u8, hash: impl Fn(&[u8]) -> u64) -> IpAddr {
     let bits = NetworkGroup::EACH.length(address);
     let flips = (kept..bits).fold(0_u128, |flips, length| {
-        let flip = hash(Network::new(address, length).to_string().as_bytes()) & 1;
+        let flip = hash(network_of(address, length).to_string().as_bytes()) & 1;
         flips | u128::from(flip) << (bits - 1 - length)
     });
     match address {
@@ -434,7 +435,7 @@ mod tests {
     use std::hash::{DefaultHasher, Hash, Hasher};
 
     use proptest::prelude::*;
-    use tollgate_rules::Rules;
+    use tollgate_rules::{IpNet, Rules};
 
     use super::*;
 
@@ -457,9 +458,9 @@ mod tests {
 
     #[test]
     fn address_of_network_is_shown_as_another_one_of_it() {
-        let network: Network = "10.0.0.0/8".parse().unwrap();
+        let network: IpNet = "10.0.0.0/8".parse().unwrap();
         let other = shown("10.1.2.3:4711", ", value: 10.0.0.0/8, match: cidr");
-        assert!(other != "10.1.2.3" && network.contains(other.parse().unwrap()), "{other}");
+        assert!(other != "10.1.2.3" && network.contains(&other.parse::<IpAddr>().unwrap()), "{other}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use tokio::{
 };
 use tollgate_cluster::link;
 use tollgate_counter::time::{Clock, ClockOutOfRange};
-use tollgate_rules::{ActiveRules, RuleStatsRegistry};
+use tollgate_rules::ActiveRules;
 use tollgate_shared_store::PasswordError;
 use tollgate_telemetry::{logs::LogControl, traces::Traces};
 use tracing::info;
@@ -240,8 +240,7 @@ impl Server {
         self.log_bounds();
         let (phase, phases) = watch::channel(Phase::Starting);
         let mut tasks = Tasks::default();
-        let rule_stats = RuleStatsRegistry::new(self.settings.sections.metrics.names_per_rule);
-        let active_rules = Arc::new(ActiveRules::with_stats(rule_stats));
+        let active_rules = Arc::new(ActiveRules::with_names_max(self.settings.sections.metrics.names_per_rule));
         let settings = self.settings.clone();
         let (persistence, cluster) =
             replica::start(settings.cluster, settings.store, &self.clock, &active_rules, &mut tasks).await?;

@@ -34,13 +34,13 @@ const DOORS: [(&str, &str); 13] = [
         "rules",
         "ActiveRules Allowance BackgroundPriority Contents DESCRIPTORS_MAX DecisionStats DecisionTotals DenialBody \
           DenialTemplate DenialValues DescriptorRef DisplayedLimit Documents Domain \
-          FileSettings ForwardPolicy GroupedKey KeyedDomain KeyedRules LevelTrace LoadError \
-          Location Match MatchKind MatchPosition NODES_MAX Network NetworkError NetworkGroup OnDenied \
+          FileSettings ForwardPolicy GroupedKey IpNet KeyedDomain KeyedRules LevelTrace LoadError \
+          Location Match MatchKind MatchPosition NODES_MAX NetworkError NetworkGroup OnDenied \
           OnOwnerUnavailable OpenMatch Overlay OverlayFile OverlayReceiver OwnBounds OwnNumbers Problem Problems Quota \
           ReadDocuments ResourceLocation Rule RuleEvent RuleInput RuleLoader RuleOptions RuleOrigin \
-          RuleStats RuleStatsRegistry Rules RulesStatus Series StatsHandle StoredLimit StoredTerms Trial Unit Unknown \
+          RuleStats Rules RulesStatus Series StoredLimit StoredTerms TreeNode Trial Unit Unknown \
           Variable Watcher address algorithm_keys compile composite file_watch fuzz hash_of json_schema load \
-          load_trial nearest rule_text set_idle_priority yaml",
+          load_trial nearest network_of rule_text set_idle_priority yaml",
     ),
     (
         "shared_store",

@@ -7,10 +7,13 @@ use tollgate_counter::{
     algorithm::{Decision, Verdict},
     resilience::Overloaded,
 };
-use tollgate_rules::{Rule, Unit};
+use tollgate_rules::{DisplayedLimit, Rule, Unit};
 use tollgate_store::{CheckRole, Decisions, OwnTerms, Refusal};
 
-use crate::limiter::check_set::{AppliedLimit, CheckSet, CurrentLimit, LimitFrom, LookedUp, Modes};
+use crate::limiter::{
+    Override,
+    check_set::{AppliedLimit, CheckSet, LimitFrom, LookedUp, Modes},
+};
 
 /// The answer to a request.
 pub type Answer<'s> = AnswerOf<SmallVec<[Status<'s>; 2]>>;
@@ -36,8 +39,8 @@ pub struct AnswerOf<S> {
 pub struct Status<'s> {
     /// Whether this descriptor is within its limit.
     pub passes: bool,
-    /// The limit that was applied, if any.
-    pub limit: Option<CurrentLimit<'s>>,
+    /// The limit that was applied, if any, as it is displayed.
+    pub limit: Option<DisplayedLimit>,
     /// Hits that are left; `u64::MAX` if unlimited.
     pub remaining: u64,
     /// See [`Decision::reset_after`]; `None` without a limit.
@@ -85,7 +88,9 @@ impl<'s> Status<'s> {
             AppliedLimit::Rule(matched, _, None) => Self::for_rule(matched.rule),
             AppliedLimit::Rule(matched, _, Some(looked_up)) => Self::for_looked_up(matched.rule, *looked_up),
             AppliedLimit::Override(sent, _) => {
-                let limit = Some(CurrentLimit::from_override(*sent));
+                let Override { requests_per_unit, unit } = *sent;
+                let limit =
+                    Some(DisplayedLimit { requests_per_unit: requests_per_unit.into(), unit: Some(unit) });
                 Self { limit, limit_from: LimitFrom::Request, ..Self::WITHOUT_LIMIT }
             }
         }
@@ -94,13 +99,12 @@ impl<'s> Status<'s> {
     /// The status before the decision on the limit of `rule`.
     #[inline(always)]
     pub(super) fn for_rule(rule: &'s Rule) -> Self {
-        Self { limit: Some(CurrentLimit::for_rule(rule)), rule: Some(rule), ..Self::WITHOUT_LIMIT }
+        Self { limit: Some(rule.displayed_limit), rule: Some(rule), ..Self::WITHOUT_LIMIT }
     }
 
     /// The status before the decision on the limit that was looked up for a key.
     fn for_looked_up(rule: &'s Rule, looked_up: LookedUp) -> Self {
-        let limit = CurrentLimit::displayed(rule, looked_up.displayed_limit);
-        let limit = (!looked_up.is_unlimited()).then_some(limit);
+        let limit = (!looked_up.is_unlimited()).then_some(looked_up.displayed_limit);
         Self { limit, rule: Some(rule), limit_from: looked_up.from, ..Self::WITHOUT_LIMIT }
     }
 
@@ -122,8 +126,8 @@ impl<'s> Status<'s> {
         let (requests_per_unit, unit) = OwnTerms::requests_and_unit(displayed);
         let unit = |of_rule| Unit::from_code(unit).or(of_rule);
         // The store may have named none, and a limit that was set takes precedence.
-        let limit = self.limit.or(self.rule.map(CurrentLimit::for_rule));
-        let limit = limit.map(|limit| CurrentLimit { requests_per_unit, unit: unit(limit.unit), ..limit });
+        let limit = self.limit.or(self.rule.map(|rule| rule.displayed_limit));
+        let limit = limit.map(|limit| DisplayedLimit { requests_per_unit, unit: unit(limit.unit) });
         Self { limit, limit_from, ..self }
     }
 

@@ -10,7 +10,7 @@ use tollgate_counter::{
 };
 use tollgate_rules::{
     Allowance, DisplayedLimit, Domain, ForwardPolicy, KeyedDomain, Match, OnDenied, OnOwnerUnavailable, Rule,
-    StoredTerms, Unit,
+    StoredTerms,
 };
 use tollgate_store::{Check, CheckRole, Checks, LimitOrigin, OnRefusal, OwnTerms};
 
@@ -23,33 +23,6 @@ pub struct Modes {
     pub quota_mode: bool,
     /// A request that would be refused passes nevertheless.
     pub shadow_mode: bool,
-}
-
-/// The description of the limit in a status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CurrentLimit<'s> {
-    /// The rule's name.
-    pub name: Option<&'s str>,
-    /// Hits in one unit.
-    pub requests_per_unit: u64,
-    /// The unit; `None` if the window has no unit.
-    pub unit: Option<Unit>,
-}
-
-impl<'s> CurrentLimit<'s> {
-    pub(super) fn from_override(Override { requests_per_unit, unit }: Override) -> Self {
-        Self { name: None, requests_per_unit: requests_per_unit.into(), unit: Some(unit) }
-    }
-
-    pub(super) fn for_rule(rule: &'s Rule) -> Self {
-        Self::displayed(rule, rule.displayed_limit)
-    }
-
-    /// The description of another limit of a rule.
-    pub(super) fn displayed(rule: &'s Rule, limit: DisplayedLimit) -> Self {
-        let DisplayedLimit { requests_per_unit, unit } = limit;
-        Self { name: rule.options().name.as_deref(), requests_per_unit, unit }
-    }
 }
 
 named! {

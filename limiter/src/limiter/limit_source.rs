@@ -124,7 +124,7 @@ fn find(
 ) -> Option<(Key, KeyLimit)> {
     let own = matched.rule.options().own.as_ref().filter(|own| own.is_from_source())?;
     let key = matched.key(entries, matched.rule.limit()?);
-    let name = || (domain.name.clone(), matched.counter_text(entries));
+    let name = || (domain.name.to_string(), matched.counter_text(entries));
     Some((key, cache.find(key, own, now, name)))
 }
 

@@ -169,7 +169,7 @@ pub(super) fn near_limit<R>(check: &Check<'_>, decision: &Decision<R>, charged: 
 
 #[inline(always)]
 fn count_rule(matched: &Match<'_>, descriptor: &Descriptor<'_>, outcome: RuleEvent) {
-    if let Some(counts) = matched.rule.stats() {
+    if let Some(counts) = &matched.rule.stats {
         counts.count(matched.metric_name(descriptor.entries), outcome);
     }
 }

@@ -40,7 +40,7 @@ mod retry;
 pub use answer::LimiterError;
 pub use answer::{Answer, AnswerOf, Status};
 pub use bounds::{CallSize, RequestBounds, TooLarge};
-pub use check_set::{CurrentLimit, LimitFrom, Modes};
+pub use check_set::{LimitFrom, Modes};
 pub use embedded::{CheckError, Checked, Reservation};
 #[cfg(feature = "redis")]
 pub(crate) use embedded::{each_entry, request};

@@ -133,7 +133,7 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
         let checked = CheckOutcome { check: &check, decision: &decision, charged };
         let outcome =
             metrics.outcome(&matched.domain, || self.text.entries(values), checked, &answer.statuses[0]);
-        if let Some(stats) = matched.rule.stats() {
+        if let Some(stats) = &matched.rule.stats {
             stats.count_plain(outcome);
         }
         Ok(Checked::from_answer(&answer, operation))

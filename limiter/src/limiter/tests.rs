@@ -148,7 +148,7 @@ fn metrics_text(limiter: &Limiter) -> String {
     let LimiterMetrics { unknown_domains, unmatched, shadow_passes, overrides, denied, .. } =
         &*limiter.metrics;
     let plain = [unknown_domains, unmatched, shadow_passes].map(|counter| counter.get());
-    let mut rules = limiter.active_rules.stats().totals();
+    let mut rules = limiter.active_rules.current().rules().map(Rules::totals).unwrap_or_default();
     rules.retain(|(series, _)| series.rule != "d.other");
     format!("{plain:?} {:?} {:?} {rules:?}", overrides.totals(), denied.entries(99))
 }

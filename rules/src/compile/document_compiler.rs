@@ -15,7 +15,6 @@ use crate::{
     pattern::Pattern,
     prefix_tree::{MatchKind, TreeLevel, TreeNode, composite},
     quotas,
-    stats::StatsHandle,
     yaml::{self, Located, quote},
 };
 
@@ -92,7 +91,7 @@ impl DocumentCompiler<'_> {
             return;
         }
         self.flags(&draft, &composite);
-        let own = draft.share_threshold.and_then(|_| Pattern::parse(&composite));
+        let own = draft.keys.flag("share_threshold").and_then(|_| Pattern::parse(&composite));
         let shared = parent.shared.iter().cloned().chain(own).collect();
         let mut here =
             ParentLevel { path, is_descriptor: true, groups: parent.groups.clone(), shared, matching };
@@ -118,8 +117,8 @@ impl DocumentCompiler<'_> {
                 key: key.into(),
                 value: draft.value.into(),
                 rule,
-                value_to_metric: draft.value_to_metric.is_some(),
-                share_threshold: draft.share_threshold.is_some(),
+                value_to_metric: draft.keys.is_set("value_to_metric"),
+                share_threshold: draft.keys.is_set("share_threshold"),
                 group,
                 children,
             };
@@ -178,7 +177,7 @@ impl DocumentCompiler<'_> {
             self.warnings.add(draft.mark, what);
         }
         let is_single = draft.kind.is_some_and(|kind| !kind.has_several_values());
-        if let Some(mark) = draft.share_threshold.filter(|_| is_single) {
+        if let Some(mark) = draft.keys.flag("share_threshold").filter(|_| is_single) {
             let what = format!(
                 "`share_threshold` needs a `*` in `key` or `value`, or `match: cidr`, but this is {}",
                 quote(composite)
@@ -193,9 +192,9 @@ impl DocumentCompiler<'_> {
         }
         let metadata = draft.metadata.as_ref().map(|metadata| metadata.mark);
         for (name, mark) in [
-            ("shadow_mode", draft.shadow_mode),
-            ("quota_mode", draft.quota_mode),
-            ("detailed_metric", draft.detailed_metric),
+            ("shadow_mode", draft.keys.flag("shadow_mode")),
+            ("quota_mode", draft.keys.flag("quota_mode")),
+            ("detailed_metric", draft.keys.flag("detailed_metric")),
             ("metadata", metadata),
         ] {
             if let Some(mark) = mark {
@@ -264,15 +263,16 @@ impl DocumentCompiler<'_> {
                 .map(|what| what.value)
                 .unwrap_or_default(),
             lease,
-            shadow_mode: draft.shadow_mode.is_some() || self.trial.is_some_and(|trial| trial.shadow_mode),
-            quota_mode: draft.quota_mode.is_some(),
-            detailed_metric: draft.detailed_metric.is_some(),
+            shadow_mode: draft.keys.is_set("shadow_mode")
+                || self.trial.is_some_and(|trial| trial.shadow_mode),
+            quota_mode: draft.keys.is_set("quota_mode"),
+            detailed_metric: draft.keys.is_set("detailed_metric"),
             is_hidden,
-            denial_body: limit.denial_body().cloned().map(Arc::new),
+            denial_body: limit.denial_body().map(|body| Arc::new(body.value.clone())),
             displayed_limit: terms.displayed_limit,
             location: self.diagnostics.location(limit.mark),
             options: options.boxed(),
-            stats: StatsHandle::default(),
+            stats: None,
         });
         Some(self.rules.len() - 1)
     }
@@ -316,7 +316,7 @@ fn group_misfit(draft: &DescriptorDraft<'_>) -> Option<&'static str> {
             "`group` has no effect on a single value; leave `value` out, or give a network with `match: cidr`",
         );
     }
-    draft.share_threshold.is_some().then_some(
+    draft.keys.is_set("share_threshold").then_some(
         "`group` cannot be combined with `share_threshold`, which counts all values as one; remove one of them",
     )
 }

@@ -6,8 +6,7 @@ use crate::{
         text::{Escaping, TemplateText},
     },
     diagnostics::Diagnostics,
-    keys::KeySection,
-    reader::MappingFields,
+    file::KeyValues,
     yaml::{Located, Resolved, YamlNode, YamlPair, YamlValue, quote},
 };
 
@@ -25,39 +24,37 @@ const CONTENT_TYPE_BYTES_MAX: usize = 256;
 const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 
-/// The value of `denial_body`; `None` if it is absent, or after reporting a problem.
-pub(crate) fn denial_body(fields: &MappingFields<'_, '_>) -> Option<Located<DenialBody>> {
-    let pair = fields.pair("denial_body")?;
-    let value = match &pair.value.value {
-        YamlValue::Mapping(_) => DenialBody::Template(template(&pair.value, fields.diagnostics)?),
-        YamlValue::Scalar(_) | YamlValue::List(_) | YamlValue::Unreadable => {
-            match fields.choice("denial_body")?.value {
-                OFF => DenialBody::Off,
-                _problem => DenialBody::Problem,
-            }
-        }
-    };
-    Some(Located { value, mark: pair.mark })
+/// The body with one of the names that stand for one.
+pub(crate) fn without_template(name: &str) -> DenialBody {
+    match name {
+        OFF => DenialBody::Off,
+        _problem => DenialBody::Problem,
+    }
 }
 
-/// The value as a template.
-fn template(node: &YamlNode<'_>, diagnostics: &Diagnostics<'_>) -> Option<DenialTemplate> {
-    let fields = MappingFields::read(node, KeySection::DenialBody, diagnostics)?;
-    let content_type = fields.text("content_type");
-    let is_unread = content_type.is_none() && fields.pair("content_type").is_some();
-    let (default, source, content) = match (fields.pair("text"), fields.pair("json")) {
+/// The template in `node`, which has these keys. `None` after reporting a problem.
+pub(crate) fn template(
+    keys: &KeyValues,
+    node: &YamlNode<'_>,
+    diagnostics: &Diagnostics<'_>,
+) -> Option<DenialTemplate> {
+    let content_type = keys.text("content_type").cloned();
+    let is_unread = content_type.is_none() && keys.given("content_type").is_some();
+    let (default, source, content) = match (keys.given("text"), keys.given("json")) {
         (Some(_), None) => {
             let given = content_type.as_ref().and_then(|given| escaping(&given.value));
-            let source = fields.text("text")?;
-            let text = text(&source, diagnostics)?;
-            (PLAIN, source.value, TemplateContent::Text(text, given.unwrap_or(Escaping::Hidden)))
+            let source = keys.text("text")?;
+            let text = text(source, diagnostics)?;
+            let content = TemplateContent::Text(text, given.unwrap_or(Escaping::Hidden));
+            (PLAIN, source.value.clone(), content)
         }
-        (None, Some(pair)) => {
-            let json = json(&pair.value, diagnostics)?;
-            (JSON, pair.value.to_json(&mut Vec::new()).to_string(), TemplateContent::Json(json))
+        (None, Some(_)) => {
+            let value = &node.pair(keys.index("json")?)?.value;
+            let json = json(value, diagnostics)?;
+            (JSON, value.to_json(&mut Vec::new()).to_string(), TemplateContent::Json(json))
         }
         (Some(_), Some(_)) | (None, None) => {
-            diagnostics.add(fields.mark, "a body has either `text` or `json`");
+            diagnostics.add(keys.mark, "a body has either `text` or `json`");
             return None;
         }
     };
@@ -70,7 +67,7 @@ fn template(node: &YamlNode<'_>, diagnostics: &Diagnostics<'_>) -> Option<Denial
     if length > TEMPLATE_BYTES_MAX {
         let what =
             format!("a template of {length} bytes is too large; at most {TEMPLATE_BYTES_MAX} are allowed");
-        diagnostics.add(fields.mark, what);
+        diagnostics.add(keys.mark, what);
         return None;
     }
     Some(DenialTemplate::new(&content_type, &source, content))

@@ -1,24 +1,28 @@
-//! The value of `rate_limit`, and of mappings in it, as written: each value with its location.
+//! The mappings of rule files as written: each value with its location.
 
 use std::ops::Deref;
 
 use jiff::SignedDuration;
+use serde_json::{Map, Value as Json};
 use tollgate_counter::algorithm::AlgorithmName;
 
 use crate::{
     DenialBody, Quota, Unit,
-    denial_body::denial_body,
     diagnostics::Diagnostics,
     keys::{self, KEYS, KeySection, RuleKey, Takes},
-    quotas,
-    reader::MappingFields,
     yaml::{Located, Mark, YamlNode, YamlValue},
 };
 
-const SEVERAL_LIMITS: &str = "`rate_limit` takes one limit, a mapping, not a list; nest each further limit below `descriptors` of this descriptor, as in `{key: window, value: hour, rate_limit: {...}}`, and let the caller send a descriptor with that entry too";
+impl Located<&'static str> {
+    /// What has this name.
+    fn named<T: Copy>(&self, named: &[(&'static str, T)]) -> Option<Located<T>> {
+        let (_, value) = named.iter().find(|(name, _)| *name == self.value)?;
+        Some(Located { value: *value, mark: self.mark })
+    }
+}
 
-/// A mapping of a `rate_limit`, or that itself. A key in `given` that has no value had an invalid one, which was
-/// reported.
+/// A mapping in which all keys are known in its section. A key in `given` that has no value had an invalid one, which
+/// was reported, or its value was taken.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyValues {
     pub(crate) mark: Mark,
@@ -30,12 +34,12 @@ pub(crate) struct KeyValues {
 pub(crate) struct GivenKey {
     pub(crate) key: &'static RuleKey,
     pub(crate) mark: Mark,
-    value: Option<GivenValue>,
+    pub(crate) value: Option<GivenValue>,
 }
 
 /// The value of a key, as the table of keys says.
 #[derive(Clone, Debug)]
-enum GivenValue {
+pub(crate) enum GivenValue {
     Integer(Located<u64>),
     Boolean(Located<bool>),
     Text(Located<String>),
@@ -44,6 +48,9 @@ enum GivenValue {
     Replaced(Vec<Located<String>>),
     Quotas(Vec<Located<Quota>>),
     DenialBody(Located<DenialBody>),
+    Metadata(Located<Map<String, Json>>),
+    /// A value that stays in the node of the mapping: the index of its pair.
+    Node(usize),
 }
 
 /// A mapping of a `rate_limit` that is interpreted, and where its problems are added.
@@ -69,54 +76,6 @@ impl Deref for LimitDraft<'_> {
 }
 
 impl KeyValues {
-    /// Reads a mapping with the keys of `section`; `None` after reporting that it is none.
-    pub(crate) fn read(
-        node: &YamlNode<'_>,
-        section: KeySection,
-        diagnostics: &Diagnostics<'_>,
-    ) -> Option<Self> {
-        if let (KeySection::RateLimit, YamlValue::List(limits)) = (section, &node.value) {
-            diagnostics.add(node.mark, SEVERAL_LIMITS);
-            for limit in limits {
-                Self::read(limit, section, diagnostics);
-            }
-            return None;
-        }
-        let fields = MappingFields::read(node, section, diagnostics)?;
-        let mut given = Vec::new();
-        for (key, pair) in fields.pairs() {
-            let value = GivenValue::read(key, &pair.value, &fields);
-            given.push(GivenKey { key, mark: pair.mark, value });
-        }
-        let values = Self { mark: fields.mark, given };
-        values.require(section, diagnostics);
-        Some(values)
-    }
-
-    /// Reports what a mapping lacks, whatever is around it.
-    fn require(&self, section: KeySection, diagnostics: &Diagnostics<'_>) {
-        if section == KeySection::Calendar && self.given("timezone").is_none() {
-            diagnostics.add(self.mark, "`timezone` is missing; it is an IANA name such as `Europe/Berlin`");
-        }
-        if section != KeySection::Own {
-            return;
-        }
-        for GivenKey { key, mark, value } in &self.given {
-            let Some(GivenValue::Mapping(bound)) = value else { continue };
-            if bound.given("max").is_none() {
-                let what = format!("`{}` needs a `max`, the largest number of a key", key.name);
-                diagnostics.add(*mark, what);
-            }
-            if let Some(max) = bound.integer("max").filter(|max| max.value == 0) {
-                diagnostics.add(max.mark, "`max` is at least 1");
-            }
-        }
-        if self.given.is_empty() {
-            let what = "`own` names no number that a key may have, as in `requests_per_unit: {max: 1000}`, and no source";
-            diagnostics.add(self.mark, what);
-        }
-    }
-
     /// The location of a key, if present.
     pub(crate) fn given(&self, name: &str) -> Option<Mark> {
         self.given.iter().find(|given| given.key.name == name).map(|given| given.mark)
@@ -151,15 +110,41 @@ impl KeyValues {
         Some(value)
     }
 
+    /// The location of a boolean that is `true`.
+    pub(crate) fn flag(&self, name: &str) -> Option<Mark> {
+        self.boolean(name).filter(|boolean| boolean.value).map(|boolean| boolean.mark)
+    }
+
     /// Whether a key that takes a boolean is set to `true`.
     pub(crate) fn is_set(&self, name: &str) -> bool {
-        self.boolean(name).is_some_and(|boolean| boolean.value)
+        self.flag(name).is_some()
     }
 
     /// The value of a key that takes a text.
     pub(crate) fn text(&self, name: &str) -> Option<&Located<String>> {
         let Some(GivenValue::Text(value)) = self.value(name, Takes::is_text) else { return None };
         Some(value)
+    }
+
+    /// A text that must be given and not be empty. `None` after reporting what it lacks.
+    pub(crate) fn required(
+        &self,
+        name: &str,
+        meaning: &str,
+        diagnostics: &Diagnostics<'_>,
+    ) -> Option<String> {
+        if self.given(name).is_none() {
+            let what = format!("`{name}` is missing; it is {meaning} and must not be empty");
+            diagnostics.add(self.mark, what);
+            return None;
+        }
+        let text = self.text(name)?;
+        if text.value.is_empty() {
+            let what = format!("`{name}` is empty; it is {meaning} and must not be empty");
+            diagnostics.add(text.mark, what);
+            return None;
+        }
+        Some(text.value.clone())
     }
 
     /// The value of a key that takes one of these.
@@ -188,11 +173,42 @@ impl KeyValues {
     }
 
     /// The body of refusals.
-    pub(crate) fn denial_body(&self) -> Option<&DenialBody> {
+    pub(crate) fn denial_body(&self) -> Option<&Located<DenialBody>> {
         let Some(GivenValue::DenialBody(body)) = self.value("denial_body", Takes::is_text) else {
             return None;
         };
-        Some(&body.value)
+        Some(body)
+    }
+
+    /// The index of the pair of a key whose value stays in the node of the mapping.
+    pub(crate) fn index(&self, name: &str) -> Option<usize> {
+        let stays = |takes| matches!(takes, Takes::List(_) | Takes::Path | Takes::Json);
+        let Some(GivenValue::Node(index)) = self.value(name, stays) else { return None };
+        Some(*index)
+    }
+
+    /// The items of a list that stays in `node`, the node of this mapping; empty if it is absent.
+    pub(crate) fn list<'n, 't>(&self, node: &'n YamlNode<'t>, name: &str) -> &'n [YamlNode<'t>] {
+        match self.index(name).and_then(|index| node.pair(index)).map(|pair| &pair.value.value) {
+            Some(YamlValue::List(items)) => items,
+            Some(YamlValue::Scalar(_) | YamlValue::Mapping(_) | YamlValue::Unreadable) | None => &[],
+        }
+    }
+
+    /// Takes the mapping of a key that takes one.
+    pub(crate) fn take_mapping(&mut self, name: &str) -> Option<Self> {
+        let Some(GivenValue::Mapping(values)) = self.take(name) else { return None };
+        Some(values)
+    }
+
+    /// Takes the metadata of responses.
+    pub(crate) fn take_metadata(&mut self) -> Option<Located<Map<String, Json>>> {
+        let Some(GivenValue::Metadata(metadata)) = self.take("metadata") else { return None };
+        Some(metadata)
+    }
+
+    fn take(&mut self, name: &str) -> Option<GivenValue> {
+        self.given.iter_mut().find(|given| given.key.name == name)?.value.take()
     }
 
     /// These keys without some of them.
@@ -230,37 +246,4 @@ impl KeyValues {
         let key = keys::find(name, KeySection::RateLimit);
         self.given.extend(key.map(|key| GivenKey { key, mark, value: Some(value) }));
     }
-}
-
-impl GivenValue {
-    fn read(key: &RuleKey, node: &YamlNode<'_>, fields: &MappingFields<'_, '_>) -> Option<Self> {
-        match key.takes {
-            Takes::Integer(_) => fields.integer(key.name).map(Self::Integer),
-            Takes::Boolean => fields.boolean(key.name).map(Self::Boolean),
-            Takes::Required | Takes::Text => fields.text(key.name).map(Self::Text),
-            Takes::Choice(_) | Takes::Unit => fields.choice(key.name).map(Self::Choice),
-            Takes::Mapping(section) => KeyValues::read(node, section, fields.diagnostics).map(Self::Mapping),
-            Takes::Candidate => KeyValues::read(node, key.section, fields.diagnostics).map(Self::Mapping),
-            Takes::List(KeySection::Quota) => Some(Self::Quotas(quotas::read(fields))),
-            Takes::List(_) => Some(Self::Replaced(replaced(fields))),
-            Takes::DenialBody(_) => denial_body(fields).map(Self::DenialBody),
-            Takes::PrefixLength(_) | Takes::Anything | Takes::Json | Takes::Path => None,
-        }
-    }
-}
-
-fn replaced(fields: &MappingFields<'_, '_>) -> Vec<Located<String>> {
-    let diagnostics = fields.diagnostics;
-    let items = fields.items("replaces");
-    let mut names = Vec::with_capacity(items.len());
-    for item in items {
-        let Some(fields) = MappingFields::read(item, KeySection::Replaced, diagnostics) else { continue };
-        let name = fields.text("name").map(|name| name.value).unwrap_or_default();
-        if name.is_empty() {
-            diagnostics.add(item.mark, "an item of `replaces` needs a `name`, that of the limit it replaces");
-        } else {
-            names.push(Located { value: name, mark: item.mark });
-        }
-    }
-    names
 }

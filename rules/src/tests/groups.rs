@@ -10,8 +10,8 @@ use super::{
     problems, with,
 };
 use crate::{
-    KeyedRules, Network, NetworkGroup, Problems, Rules, address, compile::compile_all, contents::Contents,
-    overlay::Overlay,
+    KeyedRules, NetworkGroup, Problems, Rules, address, compile::compile_all, contents::Contents, network,
+    network_of, overlay::Overlay,
 };
 
 #[test]
@@ -146,8 +146,8 @@ proptest! {
         // Fills the cache of the rule.
         key(&grouped, &[("ip", &first.to_string())]);
         let length = NetworkGroup { ipv4, ipv6 }.length(address);
-        let network = Network::new(address, length);
-        let network = if network.is_single() { address.to_string() } else { network.to_string() };
+        let network = network_of(address, length);
+        let network = if network::is_single(network) { address.to_string() } else { network.to_string() };
         let value = spelled(address, spelling);
         prop_assert_eq!(key(&grouped, &[("ip", &value)]), key(&as_sent, &[("ip", &network)]));
     }

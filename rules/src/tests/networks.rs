@@ -11,7 +11,7 @@ use super::{SECRET, keyed, path, problems, rules, with};
 use tollgate_counter::descriptor::{Entry, Key};
 
 use crate::{
-    Allowance, Documents, KeyedRules, Network, ResourceLocation, RuleInput, RuleOrigin, compile, yaml,
+    Allowance, Documents, KeyedRules, ResourceLocation, RuleInput, RuleOrigin, compile, network_of, yaml,
 };
 
 const LIMIT: &str = "rate_limit: {unit: day, requests_per_unit: 1}";
@@ -261,7 +261,7 @@ proptest! {
         values in prop::collection::vec((near_address(), any::<u8>()), 1..10),
     ) {
         let mut networks: Vec<_> =
-            networks.into_iter().map(|(address, length)| Network::new(address, length)).collect();
+            networks.into_iter().map(|(address, length)| network_of(address, length)).collect();
         networks.sort();
         networks.dedup();
         let items: Vec<_> = networks
@@ -270,8 +270,8 @@ proptest! {
             .collect();
         let rules = domain_of(&items.iter().map(String::as_str).collect::<Vec<_>>());
         for (address, spelling) in values {
-            let containing = networks.iter().filter(|network| network.contains(address));
-            let longest = containing.max_by_key(|network| network.length());
+            let containing = networks.iter().filter(|network| network.contains(&address));
+            let longest = containing.max_by_key(|network| network.prefix_len());
             let expected = longest.map(|network| format!("d.ip_{network}"));
             let value = spelled(address, spelling);
             prop_assert_eq!(path(&rules, &[("ip", &value)]), expected.as_deref(), "{}", value);

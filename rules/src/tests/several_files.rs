@@ -13,7 +13,7 @@ fn failure<const N: usize>(files: [(&str, &str); N]) -> String {
 #[test]
 fn documents_and_files_are_merged_in_order() {
     let both = compile(&sources([("a", A), ("b", B), ("c", "domain: e\n---\ndomain: f\n")])).unwrap();
-    let names: Vec<_> = both.domains().map(|domain| domain.name.as_str()).collect();
+    let names: Vec<_> = both.domains().map(|domain| &*domain.name).collect();
     assert_eq!((names, both.len()), (vec!["d", "e", "f"], 2));
     for (files, first) in [([("a", A), ("b", B)], "d.a_*"), ([("b", B), ("a", A)], "d.a_x*")] {
         let merged = KeyedRules::new(Some(compile(&sources(files)).unwrap().into()), SECRET);
@@ -39,7 +39,7 @@ fn position_of_a_match_finds_it_again_among_all_domains() {
             let found = all.domain(name).unwrap().find(&[Entry::new(key, "x")]).unwrap();
             let again = all.match_at(found.position().unwrap()).unwrap();
             assert!(std::ptr::eq(again.rule, found.rule), "{name} {key}");
-            assert_eq!(again.domain.name, name);
+            assert_eq!(&*again.domain.name, name);
         }
     }
 }

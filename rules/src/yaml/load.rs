@@ -1,15 +1,13 @@
 //! Loads bytes as a tree.
 
-use std::{
-    borrow::Cow,
-    collections::{HashMap, HashSet},
-};
+use std::{borrow::Cow, collections::hash_map::Entry};
 
-use granit_parser::{Event, Marker, Parser, ScalarStyle, Span};
+use granit_parser::{Event, Marker, Parser, ScalarStyle, Span, StrInput};
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use crate::yaml::{
-    DEPTH_MAX, Located, Mark, Scalar, WEIGHT_MAX, YamlNode, YamlPair, YamlStream, YamlValue, duplicates,
-    is_key, quote, weight_of,
+    DEPTH_MAX, Located, Mark, Scalar, WEIGHT_MAX, YamlNode, YamlPair, YamlStream, YamlValue, is_key, quote,
+    weight_of,
 };
 
 /// The maximum file size: 16 MiB.
@@ -21,10 +19,19 @@ const BEGINS_DOCUMENT: &str = "domain";
 
 /// Loads all documents of a file.
 pub fn load(bytes: &[u8]) -> YamlStream<'_> {
-    match text_of(bytes) {
-        Ok(text) => TreeLoader::default().run(text),
-        Err(problem) => YamlStream { documents: Vec::new(), problems: vec![problem] },
-    }
+    let text = match text_of(bytes) {
+        Ok(text) => text,
+        Err(problem) => return YamlStream { documents: Vec::new(), problems: vec![problem] },
+    };
+    let options = granit_parser::options! {
+        flow_nesting_limit: DEPTH_MAX,
+        block_nesting_limit: DEPTH_MAX,
+        emit_unresolved_aliases: true,
+    };
+    let parser = Parser::new_from_str_with_options(text, options);
+    let loader =
+        TreeLoader { parser, stream: YamlStream::default(), anchors: FxHashMap::default(), weight: 0 };
+    loader.run()
 }
 
 fn text_of(bytes: &[u8]) -> Result<&str, Located<String>> {
@@ -40,42 +47,26 @@ fn text_of(bytes: &[u8]) -> Result<&str, Located<String>> {
     })
 }
 
-/// The tree under construction.
-#[derive(Default)]
+/// Builds the trees of a file from the events of its parser.
 struct TreeLoader<'t> {
+    parser: Parser<'t, StrInput<'t>>,
     stream: YamlStream<'t>,
-    root: Option<YamlNode<'t>>,
-    open: Vec<Frame<'t>>,
-    anchors: HashMap<usize, Anchor<'t>>,
+    // Of the document that is read.
+    anchors: FxHashMap<usize, Anchor<'t>>,
     // The weight of all nodes so far, aliases expanded.
     weight: usize,
 }
 
-/// An open list or mapping.
-struct Frame<'t> {
-    mark: Mark,
-    anchor: usize,
-    weight_before: usize,
-    height: usize,
-    items: Items<'t>,
-}
-
-enum Items<'t> {
-    List(Vec<YamlNode<'t>>),
-    Mapping { pairs: Vec<YamlPair<'t>>, next: MappingState<'t> },
-}
-
-/// What a mapping expects next.
-enum MappingState<'t> {
-    Key,
-    /// The value of a key; `None` if the key is invalid.
-    Value(Option<(Cow<'t, str>, Mark)>),
-}
-
 /// A node that aliases may refer to.
 struct Anchor<'t> {
-    node: YamlNode<'t>,
+    tree: Tree<'t>,
     weight: usize,
+}
+
+/// A node with the number of lists and mappings in each other from it down.
+#[derive(Clone)]
+struct Tree<'t> {
+    node: YamlNode<'t>,
     height: usize,
 }
 
@@ -86,27 +77,13 @@ enum Stop {
 }
 
 impl<'t> TreeLoader<'t> {
-    fn run(mut self, text: &'t str) -> YamlStream<'t> {
-        let options = granit_parser::options! {
-            flow_nesting_limit: DEPTH_MAX,
-            block_nesting_limit: DEPTH_MAX,
-            emit_unresolved_aliases: true,
-        };
-        let mut parser = Parser::new_from_str_with_options(text, options);
-        while let Some(event) = parser.next() {
-            let outcome = match event {
-                Ok((event, span)) => self.handle(event, span),
-                Err(error) => {
-                    let what = format!("not YAML: {}", error.info());
-                    Err(Stop::Document(Located::new(mark(*error.marker()), what)))
-                }
-            };
-            match outcome {
-                Ok(()) => {}
+    fn run(mut self) -> YamlStream<'t> {
+        loop {
+            match self.documents() {
+                Ok(()) => break,
                 Err(Stop::Document(problem)) => {
                     self.report(problem);
-                    self.clear_document();
-                    if !parser.proceed_next_document().unwrap_or(false) {
+                    if !self.parser.proceed_next_document().unwrap_or(false) {
                         break;
                     }
                 }
@@ -119,57 +96,104 @@ impl<'t> TreeLoader<'t> {
         self.stream
     }
 
-    fn handle(&mut self, event: Event<'t>, span: Span) -> Result<(), Stop> {
+    /// Reads documents up to the end of the file. One is kept once its end was read without a problem of its syntax.
+    fn documents(&mut self) -> Result<(), Stop> {
+        self.anchors.clear();
+        let mut root = None;
+        while let Some((event, span)) = self.event()? {
+            if event == Event::DocumentEnd {
+                self.anchors.clear();
+                self.stream.documents.extend(root.take());
+            } else if let Some(tree) = self.tree(event, span, 0)? {
+                root = Some(tree.node);
+            }
+        }
+        Ok(())
+    }
+
+    fn event(&mut self) -> Result<Option<(Event<'t>, Span)>, Stop> {
+        self.parser.next().transpose().map_err(|error| {
+            let what = format!("not YAML: {}", error.info());
+            Stop::Document(Located::new(mark(*error.marker()), what))
+        })
+    }
+
+    /// The next node in a list or mapping, which has `depth` lists and mappings around its content; `None` at the end.
+    fn next(&mut self, depth: usize) -> Result<Option<Tree<'t>>, Stop> {
+        let Some((event, span)) = self.event()? else { return Ok(None) };
+        self.tree(event, span, depth)
+    }
+
+    /// The node that begins with this event, in `depth` lists and mappings; `None` if none begins.
+    fn tree(&mut self, event: Event<'t>, span: Span, depth: usize) -> Result<Option<Tree<'t>>, Stop> {
         let at = mark(span.start);
-        match event {
+        let weight_before = self.weight;
+        let (anchor, value, height) = match event {
             Event::Scalar(text, style, anchor, tag) => {
                 self.reject_tag(at, tag.is_some());
                 // The parser yields an absent value as a `~` of zero width.
                 let absent = style == ScalarStyle::Plain && span.start.index() == span.end.index();
                 let text = if absent { Cow::Borrowed("") } else { text };
-                let weight = self.add_weight(at, weight_of(&text))?;
-                let value = YamlValue::Scalar(Scalar { text, quoted: style != ScalarStyle::Plain });
-                self.finish(YamlNode { mark: at, value }, anchor, weight, 0);
-                Ok(())
+                self.add_weight(at, weight_of(&text))?;
+                (anchor, YamlValue::Scalar(Scalar { text, quoted: style != ScalarStyle::Plain }), 0)
             }
             Event::SequenceStart(_, anchor, tag) => {
-                self.reject_tag(at, tag.is_some());
-                self.begin(at, anchor, Items::List(Vec::new()))
+                self.begin(at, tag.is_some(), depth)?;
+                let (mut items, mut height) = (Vec::new(), 0);
+                while let Some(item) = self.next(depth + 1)? {
+                    height = height.max(item.height);
+                    items.push(item.node);
+                }
+                (anchor, YamlValue::List(items), height + 1)
             }
             Event::MappingStart(_, anchor, tag) => {
-                self.reject_tag(at, tag.is_some());
-                self.begin(at, anchor, Items::Mapping { pairs: Vec::new(), next: MappingState::Key })
+                self.begin(at, tag.is_some(), depth)?;
+                let (pairs, height) = self.pairs(depth + 1)?;
+                (anchor, YamlValue::Mapping(self.without_duplicates(pairs, depth == 0)), height + 1)
             }
-            Event::SequenceEnd | Event::MappingEnd => {
-                self.end();
-                Ok(())
-            }
-            Event::Alias(anchor) => self.expand(at, anchor),
+            Event::Alias(anchor) => return self.expand(at, anchor, depth).map(Some),
             Event::UnresolvedAlias(name) => {
-                let what = format!("no anchor `&{name}` before this alias");
-                self.report(Located::new(at, what));
-                self.add(YamlNode { mark: at, value: YamlValue::Unreadable }, 0);
-                Ok(())
+                return Ok(Some(self.unreadable(at, format!("no anchor `&{name}` before this alias"))));
             }
-            Event::DocumentEnd => {
-                self.stream.documents.extend(self.root.take());
-                self.clear_document();
-                Ok(())
-            }
-            _stream_and_document_starts => Ok(()),
+            _end_or_begin_of_document => return Ok(None),
+        };
+        let tree = Tree { node: YamlNode { mark: at, value }, height };
+        if anchor != 0 {
+            let weight = self.weight - weight_before;
+            self.anchors.insert(anchor, Anchor { tree: tree.clone(), weight });
         }
+        Ok(Some(tree))
     }
 
-    fn clear_document(&mut self) {
-        self.root = None;
-        self.open.clear();
-        self.anchors.clear();
+    /// The pairs of a mapping with valid keys, in `depth` lists and mappings, and the greatest height in them.
+    fn pairs(&mut self, depth: usize) -> Result<(Vec<YamlPair<'t>>, usize), Stop> {
+        let (mut pairs, mut height) = (Vec::new(), 0);
+        while let Some(key) = self.next(depth)? {
+            height = height.max(key.height);
+            let key = key_of(key.node).unwrap_or_else(|problem| {
+                self.report(problem);
+                None
+            });
+            let Some(Tree { node: mut value, height: below }) = self.next(depth)? else { break };
+            height = height.max(below);
+            let Some((key, mark)) = key else { continue };
+            if value.value == YamlValue::Scalar(Scalar { text: "".into(), quoted: false }) {
+                value.mark = mark;
+            }
+            pairs.push(YamlPair { key, mark, value });
+        }
+        Ok((pairs, height))
     }
 
     fn report(&mut self, problem: Located<String>) {
         if self.stream.problems.len() < PROBLEMS_MAX {
             self.stream.problems.push(problem);
         }
+    }
+
+    fn unreadable(&mut self, mark: Mark, what: String) -> Tree<'t> {
+        self.report(Located::new(mark, what));
+        Tree { node: YamlNode { mark, value: YamlValue::Unreadable }, height: 0 }
     }
 
     fn reject_tag(&mut self, mark: Mark, tagged: bool) {
@@ -179,110 +203,61 @@ impl<'t> TreeLoader<'t> {
         }
     }
 
-    fn add_weight(&mut self, mark: Mark, weight: usize) -> Result<usize, Stop> {
+    fn add_weight(&mut self, mark: Mark, weight: usize) -> Result<(), Stop> {
         self.weight = self.weight.saturating_add(weight);
         if self.weight <= WEIGHT_MAX {
-            return Ok(weight);
+            return Ok(());
         }
         let what = format!("more than {WEIGHT_MAX} values, aliases expanded; write fewer, or split the file");
         Err(Stop::File(Located::new(mark, what)))
     }
 
-    fn begin(&mut self, mark: Mark, anchor: usize, items: Items<'t>) -> Result<(), Stop> {
-        if self.open.len() >= DEPTH_MAX {
+    /// Begins a list or mapping in `depth` others.
+    fn begin(&mut self, mark: Mark, tagged: bool, depth: usize) -> Result<(), Stop> {
+        self.reject_tag(mark, tagged);
+        if depth >= DEPTH_MAX {
             return Err(Stop::Document(too_deep(mark)));
         }
-        let weight_before = self.weight;
-        self.add_weight(mark, 1)?;
-        self.open.push(Frame { mark, anchor, weight_before, height: 0, items });
-        Ok(())
+        self.add_weight(mark, 1)
     }
 
-    fn end(&mut self) {
-        let Some(frame) = self.open.pop() else { return };
-        let value = match frame.items {
-            Items::List(nodes) => YamlValue::List(nodes),
-            Items::Mapping { pairs, .. } => YamlValue::Mapping(self.without_duplicates(pairs)),
+    /// The node that an alias refers to.
+    fn expand(&mut self, mark: Mark, anchor: usize, depth: usize) -> Result<Tree<'t>, Stop> {
+        let Some(Anchor { tree, weight }) = self.anchors.get(&anchor) else {
+            return Ok(self.unreadable(mark, "this alias refers to a node that contains it".to_owned()));
         };
-        let weight = self.weight - frame.weight_before;
-        self.finish(YamlNode { mark: frame.mark, value }, frame.anchor, weight, frame.height + 1);
-    }
-
-    /// Adds a complete node and stores it under its anchor.
-    fn finish(&mut self, node: YamlNode<'t>, anchor: usize, weight: usize, height: usize) {
-        if anchor != 0 {
-            self.anchors.insert(anchor, Anchor { node: node.clone(), weight, height });
-        }
-        self.add(node, height);
-    }
-
-    fn expand(&mut self, mark: Mark, anchor: usize) -> Result<(), Stop> {
-        let Some(Anchor { weight, height, .. }) = self.anchors.get(&anchor) else {
-            self.report(Located::new(mark, "this alias refers to a node that contains it"));
-            self.add(YamlNode { mark, value: YamlValue::Unreadable }, 0);
-            return Ok(());
-        };
-        let weight = *weight;
-        let height = *height;
-        if self.open.len() + height > DEPTH_MAX {
+        if depth + tree.height > DEPTH_MAX {
             return Err(Stop::Document(too_deep(mark)));
         }
-        self.add_weight(mark, weight)?;
-        let node = self.anchors[&anchor].node.clone();
-        self.add(node, height);
-        Ok(())
-    }
-
-    /// Adds a node to the innermost open list or mapping, or as the root.
-    fn add(&mut self, mut node: YamlNode<'t>, height: usize) {
-        let Some(frame) = self.open.last_mut() else {
-            self.root = Some(node);
-            return;
-        };
-        frame.height = frame.height.max(height);
-        let (pairs, next) = match &mut frame.items {
-            Items::List(nodes) => return nodes.push(node),
-            Items::Mapping { pairs, next } => (pairs, next),
-        };
-        match std::mem::replace(next, MappingState::Key) {
-            MappingState::Key => match key_of(node) {
-                Ok(key) => *next = MappingState::Value(key),
-                Err(problem) => {
-                    *next = MappingState::Value(None);
-                    self.report(problem);
-                }
-            },
-            MappingState::Value(None) => {}
-            MappingState::Value(Some((key, mark))) => {
-                if node.value == YamlValue::Scalar(Scalar { text: "".into(), quoted: false }) {
-                    node.mark = mark;
-                }
-                pairs.push(YamlPair { key, mark, value: node });
-            }
-        }
+        self.add_weight(mark, *weight)?;
+        Ok(self.anchors[&anchor].tree.clone())
     }
 
     /// The pairs without duplicates, of which the first is retained, extended by what `<<` merges in.
-    fn without_duplicates(&mut self, mut pairs: Vec<YamlPair<'t>>) -> Vec<YamlPair<'t>> {
-        let duplicates = duplicates(&pairs);
-        // The frame of the mapping is closed, so none is open around that of a document.
-        let is_document = self.open.is_empty();
-        for (duplicate, first) in &duplicates {
-            let YamlPair { key, mark, .. } = &pairs[*duplicate];
+    fn without_duplicates(&mut self, mut pairs: Vec<YamlPair<'t>>, is_document: bool) -> Vec<YamlPair<'t>> {
+        let mut firsts = FxHashMap::with_capacity_and_hasher(pairs.len(), FxBuildHasher);
+        pairs.retain(|YamlPair { key, mark, .. }| {
+            let first = match firsts.entry(key.clone()) {
+                Entry::Occupied(first) => *first.get(),
+                Entry::Vacant(unused) => {
+                    unused.insert(mark.line);
+                    return true;
+                }
+            };
             let begins = is_document && **key == *BEGINS_DOCUMENT;
             let hint = if begins { "; if another document begins here, write `---` before it" } else { "" };
-            let what = format!("{} is given twice, first in line {}{hint}", quote(key), first.line);
+            let what = format!("{} is given twice, first in line {first}{hint}", quote(key));
             self.report(Located::new(*mark, what));
-        }
-        if !duplicates.is_empty() {
-            let (mut index, mut duplicates) =
-                (0_usize.., duplicates.iter().map(|(duplicate, _)| *duplicate).peekable());
-            pairs.retain(|_| index.next().is_none_or(|index| duplicates.next_if_eq(&index).is_none()));
-        }
+            false
+        });
         let Some(merge) = pairs.iter().position(|pair| &*pair.key == "<<") else { return pairs };
         let merge = pairs.remove(merge);
-        let mut known: HashSet<Cow<'t, str>> = pairs.iter().map(|pair| pair.key.clone()).collect();
-        pairs.extend(self.merged(merge).into_iter().filter(|pair| known.insert(pair.key.clone())));
+        for pair in self.merged(merge) {
+            if let Entry::Vacant(unused) = firsts.entry(pair.key.clone()) {
+                unused.insert(pair.mark.line);
+                pairs.push(pair);
+            }
+        }
         pairs
     }
 

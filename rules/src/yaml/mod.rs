@@ -4,10 +4,7 @@
 //! Loading reports every problem, except that a syntax error ends its document. Anchors, aliases and `<<` merges are
 //! supported, within a bound on the expanded size; tags are not.
 
-use std::{
-    borrow::Cow,
-    collections::{HashMap, hash_map::Entry},
-};
+use std::borrow::Cow;
 
 use serde_json::{Map, Number, Value as Json};
 use tollgate_counter::printable;
@@ -102,10 +99,17 @@ impl<'t> YamlNode<'t> {
         }
     }
 
-    /// Takes the items of the list under `key` of a mapping and leaves an empty list. Empty if there is no such list.
-    pub fn take_items(&mut self, key: &str) -> Vec<Self> {
+    /// The pair with this index of a mapping.
+    pub fn pair(&self, index: usize) -> Option<&YamlPair<'t>> {
+        let YamlValue::Mapping(pairs) = &self.value else { return None };
+        pairs.get(index)
+    }
+
+    /// Takes the items of the list in the pair with this index of a mapping, and leaves an empty list. Empty if there is no
+    /// such list.
+    pub fn take_items(&mut self, index: usize) -> Vec<Self> {
         let YamlValue::Mapping(pairs) = &mut self.value else { return Vec::new() };
-        match pairs.iter_mut().find(|pair| *pair.key == *key).map(|pair| &mut pair.value.value) {
+        match pairs.get_mut(index).map(|pair| &mut pair.value.value) {
             Some(YamlValue::List(items)) => std::mem::take(items),
             Some(YamlValue::Scalar(_) | YamlValue::Mapping(_) | YamlValue::Unreadable) | None => Vec::new(),
         }
@@ -177,34 +181,10 @@ impl Scalar<'_> {
 pub const DEPTH_MAX: usize = 32;
 /// The maximum number of nodes of a file with all aliases expanded. A scalar counts one more for every 64 bytes.
 pub const WEIGHT_MAX: usize = 4_000_000;
-/// Mappings of up to this many keys are searched for duplicates linearly, which allocates nothing.
-const LINEAR_SEARCH_MAX: usize = 16;
 
 /// The weight of a scalar with this text.
 fn weight_of(text: &str) -> usize {
     1 + text.len() / 64
-}
-
-/// The indices of pairs with a key that an earlier pair has, and the position of that pair.
-fn duplicates(pairs: &[YamlPair<'_>]) -> Vec<(usize, Mark)> {
-    if pairs.len() <= LINEAR_SEARCH_MAX {
-        let first = |(index, pair): (usize, &YamlPair<'_>)| {
-            let before = pairs[..index].iter().find(|before| before.key == pair.key);
-            before.map(|before| (index, before.mark))
-        };
-        return pairs.iter().enumerate().filter_map(first).collect();
-    }
-    let mut firsts: HashMap<&str, Mark> = HashMap::with_capacity(pairs.len());
-    let mut found = Vec::new();
-    for (index, pair) in pairs.iter().enumerate() {
-        match firsts.entry(&pair.key) {
-            Entry::Occupied(first) => found.push((index, *first.get())),
-            Entry::Vacant(index) => {
-                index.insert(pair.mark);
-            }
-        }
-    }
-    found
 }
 
 /// Whether a scalar is allowed as a key. A single letter such as `y` is a name here, although YAML 1.1 reads it as a

@@ -16,7 +16,7 @@ use tollgate_limiter::limiter::{
     self, CheckExplanation, DescriptorExplanation, Explanation, LimiterError, NoCounter, Status,
 };
 use tollgate_quota::QuotaService;
-use tollgate_rules::{DescriptorRef, LevelTrace, MatchKind, Rule, StoredTerms, rule_text};
+use tollgate_rules::{DescriptorRef, LevelTrace, MatchKind, Rule, StoredTerms, TreeNode, rule_text};
 use tollgate_store::{
     OwnTerms,
     divider::{LimitPart, SubscriberId, SubscriberState, Subscribers},
@@ -194,14 +194,15 @@ fn reason(part: &DescriptorExplanation<'_>) -> String {
     let Some(last) = part.levels.last() else {
         return "the request contains a limit, so no rule was looked up".to_owned();
     };
-    let Some(node) = &last.chosen else {
+    let Some(found) = &last.chosen else {
         let depth = part.levels.len();
         return format!("no limit: nothing matches `{}`, entry {depth} of the descriptor", last.text);
     };
     match (part.rule, part.replaced_by.as_slice()) {
         (None, _) => {
-            let deeper = if node.descriptors().next().is_some() { "; it has nested descriptors" } else { "" };
-            format!("no limit: {} at {} has no rate_limit{deeper}", written(node), node.location())
+            let deeper =
+                if found.descriptors().next().is_some() { "; it has nested descriptors" } else { "" };
+            format!("no limit: {} at {} has no rate_limit{deeper}", written(found), found.node.location)
         }
         (Some(rule), []) if part.check.is_none() => format!("no limit: {} is unlimited", rule.label()),
         (Some(rule), []) => format!("the limit of {}", rule.label()),
@@ -216,21 +217,21 @@ fn level(level: &LevelTrace<'_>) -> Value {
     let chosen = level.chosen.as_ref();
     let mut body = json!({
         "looked_up": level.text,
-        "matched": chosen.map(|node| json!({
-            "descriptor": written(node),
-            "how": how(node.matched()),
-            "at": node.location().to_string(),
-            "shared": node.is_shared(),
+        "matched": chosen.map(|found| json!({
+            "descriptor": written(found),
+            "how": how(found.matched),
+            "at": found.node.location.to_string(),
+            "shared": found.is_shared(),
             "counted_as": level.counted_as,
         })),
     });
-    let best = chosen.and_then(DescriptorRef::matched);
+    let best = chosen.and_then(|found| found.matched);
     let others: Vec<_> = level
         .other_matches
         .iter()
-        .map(|node| {
-            let why = not_chosen_reason(node.matched(), best);
-            json!({"descriptor": written(node), "at": node.location().to_string(), "why": why})
+        .map(|found| {
+            let why = not_chosen_reason(found.matched, best);
+            json!({"descriptor": written(found), "at": found.node.location.to_string(), "why": why})
         })
         .collect();
     body["others"] = others.into();
@@ -239,7 +240,7 @@ fn level(level: &LevelTrace<'_>) -> Value {
         let there: Vec<_> = level
             .non_matches
             .iter()
-            .map(|node| json!({"descriptor": written(node), "at": node.location().to_string()}))
+            .map(|found| json!({"descriptor": written(found), "at": found.node.location.to_string()}))
             .collect();
         body["there"] = there.into();
         body["there_more"] = level.non_matches_more.into();
@@ -248,8 +249,9 @@ fn level(level: &LevelTrace<'_>) -> Value {
 }
 
 /// A node as key and value.
-fn written(node: &DescriptorRef<'_>) -> String {
-    if node.value().is_empty() { node.key().to_owned() } else { format!("{}={}", node.key(), node.value()) }
+fn written(found: &DescriptorRef<'_>) -> String {
+    let TreeNode { key, value, .. } = found.node;
+    if value.is_empty() { key.to_string() } else { format!("{key}={value}") }
 }
 
 fn how(how: Option<MatchKind>) -> &'static str {

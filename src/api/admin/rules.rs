@@ -67,7 +67,7 @@ fn status_json(state: &AdminState, status: &RulesStatus) -> Value {
     let domains: Map<_, _> = rules
         .into_iter()
         .flat_map(Rules::domains)
-        .map(|domain| (domain.name.clone(), domain.rules().count().into()))
+        .map(|domain| (domain.name.to_string(), domain.rules().count().into()))
         .collect();
     json!({
         "source": source_json(&state.rule_source),
@@ -148,7 +148,7 @@ fn rule_json(index: usize, domain: &str, rule: &Rule) -> Value {
         "groups": rule_text::groups(rule),
         "quotas": rule_text::quotas(rule),
         "denial_body": rule.denial_body.as_ref().map(ToString::to_string),
-        "totals": rule.stats().map(|stats| numbers(&stats.totals())),
+        "totals": rule.stats.as_ref().map(|stats| numbers(&stats.totals())),
     })
 }
 

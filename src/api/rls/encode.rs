@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use prost::Message;
-use tollgate_limiter::limiter::{Answer, CurrentLimit, Status};
+use tollgate_limiter::limiter::{Answer, Status};
+use tollgate_rules::DisplayedLimit;
 use tollgate_wire::{
     proto::envoy::{config::core::v3::HeaderValue, service::ratelimit::v3::rate_limit_response::Code},
     protobuf::{FRAME_PREFIX_BYTES, begin, bytes_len, frame_prefix, number, number_len, text_field},
@@ -93,7 +94,7 @@ impl<'s> DescriptorStatus<'s> {
     fn new(status: &Status<'s>, precision: ResetPrecision) -> Self {
         Self {
             code: code(status.passes) as u64,
-            limit: status.limit.as_ref().map(ReplyLimit::new),
+            limit: status.limit.map(|limit| ReplyLimit::new(limit, status)),
             remaining: clamped(status.remaining),
             reset: status.reset_after.map(|after| rounded(after, precision)),
         }
@@ -122,11 +123,11 @@ impl<'s> DescriptorStatus<'s> {
 }
 
 impl<'s> ReplyLimit<'s> {
-    fn new(limit: &CurrentLimit<'s>) -> Self {
+    fn new(limit: DisplayedLimit, status: &Status<'s>) -> Self {
         Self {
             requests_per_unit: clamped(limit.requests_per_unit),
             unit: unit_number(limit.unit) as u64,
-            name: limit.name.unwrap_or_default(),
+            name: status.rule.and_then(|rule| rule.options().name.as_deref()).unwrap_or_default(),
         }
     }
 

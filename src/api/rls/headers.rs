@@ -5,8 +5,8 @@ use std::{cmp::Reverse, collections::HashMap, fmt::Write as _, time::Duration};
 
 use sfv::{ListSerializer, key_ref};
 use tollgate_counter::algorithm::{Admission, Limit};
-use tollgate_limiter::limiter::{ActiveView, Answer, CurrentLimit, Modes, Request, Retry, Status};
-use tollgate_rules::Rule;
+use tollgate_limiter::limiter::{ActiveView, Answer, Modes, Request, Retry, Status};
+use tollgate_rules::{DisplayedLimit, Rule};
 use tollgate_wire::proto::envoy::config::core::v3::HeaderValue;
 
 /// The most limits in a header. Of more, the tightest ones are listed.
@@ -57,7 +57,7 @@ struct VisibleLimit<'s> {
     /// The index of its descriptor.
     descriptor: usize,
     status: &'s Status<'s>,
-    limit: &'s CurrentLimit<'s>,
+    limit: DisplayedLimit,
     reset_after: Duration,
 }
 
@@ -249,7 +249,7 @@ impl VisibleLimit<'_> {
 fn visible<'s>(answer: &'s Answer<'_>) -> impl Iterator<Item = VisibleLimit<'s>> {
     answer.statuses.iter().enumerate().filter(|(_, status)| !status.is_hidden()).filter_map(
         |(descriptor, status)| {
-            let limit = status.limit.as_ref()?;
+            let limit = status.limit?;
             let reset_after = status.reset_after?;
             Some(VisibleLimit { descriptor, status, limit, reset_after })
         },

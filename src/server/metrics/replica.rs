@@ -9,7 +9,7 @@ use tollgate_counter::{
 };
 use tollgate_limiter::limiter;
 use tollgate_quota::QuotaService;
-use tollgate_rules::{ActiveRules, DecisionTotals, Series};
+use tollgate_rules::{ActiveRules, DecisionTotals, Rules, Series};
 use tollgate_shared_store::{SharedStore, SharedStoreCounters, SharedStoreStats};
 use tollgate_store::{CounterEvents, Memory, StoreStats};
 use tollgate_telemetry::{
@@ -66,7 +66,8 @@ impl ReplicaValues {
 
     /// The totals of all rules.
     pub(super) fn rules(&self) -> &[(Series, DecisionTotals)] {
-        self.rules.get_or_init(|| self.state.active_rules.stats().totals())
+        let totals = || self.state.active_rules.current().rules().map(Rules::totals).unwrap_or_default();
+        self.rules.get_or_init(totals)
     }
 
     fn each_rule(&self, family: &mut Family<'_>, number: fn(&DecisionTotals) -> u64) {

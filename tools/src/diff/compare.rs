@@ -15,7 +15,7 @@ use tollgate_counter::{
     descriptor::{Entry, Key, Secret},
 };
 use tollgate_rules::{
-    DescriptorRef, Domain, GroupedKey, KeyedRules, MatchKind, Network, OnDenied, Rule, Rules, address,
+    DescriptorRef, Domain, GroupedKey, IpNet, KeyedRules, MatchKind, OnDenied, Rule, Rules, address,
 };
 
 use crate::diff::{
@@ -68,9 +68,9 @@ pub(super) fn differences(old: Rules, new: Rules) -> Vec<Difference> {
     let mut found = Vec::new();
     let (old, new) = (sides.old.rules(), sides.new.rules());
     let added = new.into_iter().flat_map(Rules::domains);
-    let names = added.chain(old.into_iter().flat_map(Rules::domains)).map(|domain| &domain.name);
+    let names = added.chain(old.into_iter().flat_map(Rules::domains)).map(|domain| &*domain.name);
     let mut seen = BTreeSet::new();
-    for name in names.filter(|name| seen.insert(name.as_str())) {
+    for name in names.filter(|name| seen.insert(*name)) {
         sides.domain(name, &mut found);
     }
     found
@@ -102,16 +102,16 @@ impl Sides {
         found: &mut Vec<Difference>,
     ) {
         let index = |level: &[DescriptorRef<'_>]| -> FxHashMap<String, usize> {
-            level.iter().enumerate().map(|(index, one)| (one.composite(), index)).collect()
+            level.iter().enumerate().map(|(index, one)| (one.node.composite(), index)).collect()
         };
         let old_index = index(old);
         let new_index = index(new);
         found.extend(reordered(domain, path, (old, &old_index), (new, &new_index)));
         let in_new = new.iter().map(|descriptor| DescriptorPair {
-            old: old_index.get(&descriptor.composite()).map(|index| old[*index]),
+            old: old_index.get(&descriptor.node.composite()).map(|index| old[*index]),
             new: Some(*descriptor),
         });
-        let gone = old.iter().filter(|descriptor| !new_index.contains_key(&descriptor.composite()));
+        let gone = old.iter().filter(|descriptor| !new_index.contains_key(&descriptor.node.composite()));
         let gone = gone.map(|descriptor| DescriptorPair { old: Some(*descriptor), new: None });
         let networks = LevelNetworks::new(new.iter().chain(old).copied());
         for pair in in_new.chain(gone) {
@@ -152,8 +152,8 @@ impl Sides {
             domain: domain.to_owned(),
             path: path.texts.join(", "),
             applies_to: path.words.join(", then "),
-            old_at: pair.old.map(|one| one.location().to_string()),
-            new_at: pair.new.map(|one| one.location().to_string()),
+            old_at: pair.old.map(|one| one.node.location.to_string()),
+            new_at: pair.new.map(|one| one.node.location.to_string()),
             before: other(old, pair.old),
             after: other(new, pair.new),
             keys,
@@ -170,13 +170,13 @@ fn nested(descriptor: Option<DescriptorRef<'_>>) -> Vec<DescriptorRef<'_>> {
 impl Path {
     /// The path to a descriptor of a level with these networks.
     fn with(&self, descriptor: DescriptorRef<'_>, networks: &LevelNetworks<'_>) -> Self {
-        let key = descriptor.key();
-        let value = descriptor.value();
+        let node = descriptor.node;
+        let (key, value) = (&*node.key, &*node.value);
         let written = if value.is_empty() { key.to_owned() } else { format!("{key}={value}") };
         let exact = || (written.clone(), (key.to_owned(), value.to_owned()));
-        let (words, sample) = match descriptor.kind() {
+        let (words, sample) = match node.declared_kind {
             MatchKind::Exact => exact(),
-            MatchKind::Network => descriptor.network().map_or_else(exact, |network| {
+            MatchKind::Network => node.network().map_or_else(exact, |network| {
                 let words = format!("addresses in {written} that nothing more specific matches");
                 (words, (key.to_owned(), networks.sample(key, network).to_string()))
             }),
@@ -271,8 +271,8 @@ type Level<'l, 'r> = (&'l [DescriptorRef<'r>], &'l FxHashMap<String, usize>);
 /// Patterns of both sides in another order: of two that match, the one that is declared first applies.
 fn reordered(domain: &str, path: &Path, old: Level<'_, '_>, new: Level<'_, '_>) -> Option<Difference> {
     let common = |(level, _): Level<'_, '_>, (_, other): Level<'_, '_>| -> Vec<String> {
-        let patterns = level.iter().filter(|one| one.kind() == MatchKind::Pattern);
-        patterns.map(|one| one.composite()).filter(|composite| other.contains_key(composite)).collect()
+        let patterns = level.iter().filter(|one| one.node.declared_kind == MatchKind::Pattern);
+        patterns.map(|one| one.node.composite()).filter(|composite| other.contains_key(composite)).collect()
     };
     let (before, after) = (common(old, new), common(new, old));
     let [old, new] = [&before, &after].map(|order| Some(order.join(", ")));
@@ -289,19 +289,19 @@ fn reordered(domain: &str, path: &Path, old: Level<'_, '_>, new: Level<'_, '_>) 
 /// The networks of a level, and its single addresses as networks, with their keys.
 struct LevelNetworks<'r>(
     // In order. A network comes before those that it contains.
-    Vec<(&'r str, Network)>,
+    Vec<(&'r str, IpNet)>,
 );
 
 impl<'r> LevelNetworks<'r> {
     /// The networks of the descriptors of a level.
     fn new(level: impl Iterator<Item = DescriptorRef<'r>> + Clone) -> Self {
-        let networks = level.clone().filter_map(|one| Some((one.key(), one.network()?)));
+        let networks = level.clone().filter_map(|one| Some((&*one.node.key, one.node.network()?)));
         let mut all: Vec<_> = networks.collect();
         if !all.is_empty() {
-            let single = level.filter(|one| one.kind() == MatchKind::Exact);
-            all.extend(single.filter_map(|one| {
-                Some((one.key(), Network::new(address(one.value().as_bytes())?, u8::MAX)))
-            }));
+            let single = level.filter(|one| one.node.declared_kind == MatchKind::Exact);
+            all.extend(
+                single.filter_map(|one| Some((&*one.node.key, address(one.node.value.as_bytes())?.into()))),
+            );
             all.sort_unstable();
         }
         Self(all)
@@ -309,17 +309,17 @@ impl<'r> LevelNetworks<'r> {
 
     /// The first address of `network` that no longer network with this key contains; its first address if they contain
     /// all.
-    fn sample(&self, key: &str, network: Network) -> IpAddr {
+    fn sample(&self, key: &str, network: IpNet) -> IpAddr {
         let after = self.0.partition_point(|one| *one <= (key, network));
-        let is_inside = |one: &&(&str, Network)| one.0 == key && network.contains(one.1.base());
-        let mut free = network.base();
+        let is_inside = |one: &&(&str, IpNet)| one.0 == key && network.contains(&one.1.addr());
+        let mut free = network.addr();
         for (_, inner) in self.0[after..].iter().take_while(is_inside) {
-            if inner.base() > free {
+            if inner.addr() > free {
                 break;
             }
-            match next(inner.last()).filter(|next| network.contains(*next)) {
+            match next(inner.broadcast()).filter(|next| network.contains(next)) {
                 Some(next) => free = free.max(next),
-                None => return network.base(),
+                None => return network.addr(),
             }
         }
         free

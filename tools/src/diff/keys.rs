@@ -54,11 +54,11 @@ fn row(key: &'static str, value: impl ToString, default: &'static str) -> KeyRow
 /// Keys of the rule, and of the descriptor, which exist without a rule.
 fn rows(descriptor: DescriptorRef<'_>) -> Vec<KeyRow> {
     let mut rows = descriptor.rule().map_or_else(|| vec![row("limit", "no limit", "")], rule_rows);
-    let compared = if descriptor.network().is_some() { "cidr" } else { TEXT };
+    let compared = if descriptor.node.network().is_some() { "cidr" } else { TEXT };
     rows.extend([
         row("match", compared, TEXT),
-        row("share_threshold", descriptor.share_threshold(), "false"),
-        row("value_to_metric", descriptor.value_to_metric(), "false"),
+        row("share_threshold", descriptor.node.share_threshold, "false"),
+        row("value_to_metric", descriptor.node.value_to_metric, "false"),
     ]);
     rows
 }

@@ -244,9 +244,9 @@ pub(super) fn read(matches: &ArgMatches, rules: &Rules) -> Result<Flags, String>
 
 /// The domain that is given, or that of the rules, if there is one.
 pub(super) fn domain(matches: &ArgMatches, rules: &Rules) -> Option<String> {
-    let mut domains = rules.domains().map(|domain| &domain.name);
+    let mut domains = rules.domains().map(|domain| &*domain.name);
     let only = domains.next().filter(|_| domains.next().is_none());
-    matches.get_one("domain").or(only).cloned()
+    matches.get_one("domain").map(String::as_str).or(only).map(str::to_owned)
 }
 
 fn traffic(matches: &ArgMatches, rules: &Rules) -> Result<TrafficFlags, String> {

@@ -75,7 +75,7 @@ fn resource_has_the_rules_of_an_equal_file() {
                 requests_per_unit: 3, name: a, replaces: [{name: b}]}}]}, \
                 {key: k, rate_limit: {unlimited: true}}";
     let found: Vec<_> = rules.domain("d").unwrap().rules().cloned().collect();
-    assert_eq!(found, of_file(yaml, &rules));
+    assert_eq!(format!("{found:?}"), format!("{:?}", of_file(yaml, &rules)));
     let unknown = "no limit of domain `d` has the name `b`; this replaces nothing";
     let warnings: Vec<_> = rules.warnings().iter().map(ToString::to_string).collect();
     assert_eq!(warnings, [format!("resource r at d.path.user_true: {unknown}")], "none for shadow mode");

@@ -169,7 +169,7 @@ impl<'r> Reached<'r> {
 
 /// The domain, or the one that a misspelt name most likely means.
 fn domain<'r>(rules: &'r Rules, name: &str) -> Option<&'r Domain> {
-    let find = |name: &str| rules.domains().find(|domain| domain.name == name);
+    let find = |name: &str| rules.domains().find(|domain| *domain.name == *name);
     let names: Vec<_> = rules.domains().map(|domain| &*domain.name).collect();
     find(name).or_else(|| find(nearest(name, names.iter().copied())?))
 }
@@ -181,7 +181,7 @@ fn matched<'r>(domain: &'r Domain, entries: &[EnvoyEntry]) -> Result<Vec<Descrip
     for entry in entries {
         here = chosen(&level, entry);
         if here.is_empty() {
-            return Err(level.iter().map(DescriptorRef::key).collect());
+            return Err(level.iter().map(|one| &*one.node.key).collect());
         }
         level = here.iter().flat_map(DescriptorRef::descriptors).collect();
     }
@@ -201,17 +201,18 @@ fn chosen<'r>(level: &[DescriptorRef<'r>], entry: &EnvoyEntry) -> Vec<Descriptor
         // `key: a_b` is also `key: a` with `value: b`.
         let begin = format!("{key}_");
         let may_match = |one: &&DescriptorRef<'_>| {
-            one.key() == key
-                || one.key().starts_with(&begin)
-                || one.kind() == MatchKind::Pattern && one.key().contains('*')
+            *one.node.key == **key
+                || one.node.key.starts_with(&begin)
+                || one.node.declared_kind == MatchKind::Pattern && one.node.key.contains('*')
         };
         return level.iter().filter(may_match).copied().collect();
     };
     let text = composite(key, value);
-    let exact = level.iter().find(|one| one.kind() != MatchKind::Pattern && one.composite() == text);
-    let network = || level.iter().find(|one| one.network().is_some() && one.key() == key);
-    let pattern = || level.iter().find(|one| one.kind() == MatchKind::Pattern && one.matches(&text));
-    let any = || level.iter().find(|one| one.kind() == MatchKind::KeyOnly && one.composite() == *key);
+    let is = |one: &DescriptorRef<'_>, kind| one.node.declared_kind == kind;
+    let exact = level.iter().find(|one| !is(one, MatchKind::Pattern) && one.node.composite() == text);
+    let network = || level.iter().find(|one| is(one, MatchKind::Network) && *one.node.key == **key);
+    let pattern = || level.iter().find(|one| is(one, MatchKind::Pattern) && one.matches(&text));
+    let any = || level.iter().find(|one| is(one, MatchKind::KeyOnly) && one.node.composite() == *key);
     exact.or_else(network).or_else(pattern).or_else(any).into_iter().copied().collect()
 }
 

@@ -64,7 +64,7 @@ fn examination(sources: &AdminState, sent: &[EnvoyDescriptor]) -> Value {
     findings.extend(of_metrics.into_iter().filter(|finding| !has_failed || finding.id != UNANSWERED));
     findings.extend(rules.into_iter().flat_map(|rules| envoy::findings(rules, source, sent)));
     findings.sort_by_key(|finding| finding.level);
-    let domains: Vec<_> = rules.into_iter().flat_map(Rules::domains).map(|domain| &domain.name).collect();
+    let domains: Vec<_> = rules.into_iter().flat_map(Rules::domains).map(|domain| &*domain.name).collect();
     json!({
         "program": env!("CARGO_PKG_VERSION"),
         "findings": findings,

@@ -125,8 +125,11 @@ fn unmatched_descriptors(sources: &AdminState, active: &KeyedRules) -> Vec<Docto
         active.domain(&example.domain).is_some_and(|domain| domain.find(&example.entries()).is_none())
     };
     let has_keys = |example: &Example| {
-        let domain =
-            active.rules().into_iter().flat_map(Rules::domains).find(|domain| domain.name == example.domain);
+        let domain = active
+            .rules()
+            .into_iter()
+            .flat_map(Rules::domains)
+            .find(|domain| *domain.name == *example.domain);
         domain.is_some_and(|domain| {
             knows_keys(
                 domain,

@@ -1,7 +1,7 @@
 //! Findings in the rules.
 
 use tollgate_counter::algorithm::Admission;
-use tollgate_rules::{DescriptorRef, Domain, MatchKind, Rule, RuleStats, Rules, RulesStatus};
+use tollgate_rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, RulesStatus};
 use tollgate_sources::{RuleSource, RuleSourceKind};
 use tollgate_wire::finding::{DoctorFinding, listed};
 
@@ -202,7 +202,7 @@ fn refuses_much(rule: &Rule) -> bool {
     if rule.limit().is_none_or(|limit| limit.allowance() == 0) {
         return false;
     }
-    let Some(totals) = rule.stats().map(RuleStats::totals) else { return false };
+    let Some(totals) = rule.stats.as_ref().map(|stats| stats.totals()) else { return false };
     let decisions = totals.ok + totals.over_limit;
     decisions >= DECISIONS_MIN && totals.over_limit * 2 > decisions
 }
@@ -217,17 +217,17 @@ fn never_refuses(rule: &Rule) -> bool {
 
 /// Patterns that match nothing that an earlier pattern of their level does not match.
 fn add_hidden(level: &[DescriptorRef<'_>], hidden: &mut Vec<String>) {
-    let patterns: Vec<_> = level.iter().filter(|one| one.kind() == MatchKind::Pattern).collect();
+    let patterns: Vec<_> = level.iter().filter(|one| one.node.declared_kind == MatchKind::Pattern).collect();
     for (index, pattern) in patterns.iter().enumerate() {
-        let sample = pattern.composite().replace('*', ANY_TEXT);
+        let sample = pattern.node.composite().replace('*', ANY_TEXT);
         let by = patterns[..index].iter().find(|earlier| earlier.matches(&sample));
         hidden.extend(by.map(|by| {
             format!(
                 "{} ({}) behind {} ({})",
-                pattern.composite(),
-                pattern.location(),
-                by.composite(),
-                by.location()
+                pattern.node.composite(),
+                pattern.node.location,
+                by.node.composite(),
+                by.node.location
             )
         }));
     }
@@ -269,7 +269,7 @@ mod tests {
         let active = ActiveRules::from_rules(rules.unwrap(), Timestamp::EPOCH);
         let current = active.current();
         let rules = current.rules().unwrap();
-        let stats = rules.domains().next().unwrap().rules().next().unwrap().stats().unwrap();
+        let stats = rules.domains().next().unwrap().rules().next().unwrap().stats.as_ref().unwrap();
         let found = || findings(rules, &RuleSource::new(RuleSourceKind::Files, "the-source"));
         for _ in 0..500 {
             stats.count_plain(RuleEvent::default());

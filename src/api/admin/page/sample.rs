@@ -4,7 +4,7 @@
 use std::{
     cmp::Reverse,
     collections::{HashMap, HashSet, VecDeque},
-    fs, ptr,
+    fs,
     time::Duration,
 };
 
@@ -150,7 +150,7 @@ impl PageSampler {
         let (mut changed, mut refused) = (Vec::new(), Vec::new());
         let each = rules.domains().flat_map(|domain| domain.rules());
         for (index, (rule, before)) in each.zip(&mut self.totals).enumerate() {
-            let Some(stats) = rule.stats() else { continue };
+            let Some(stats) = &rule.stats else { continue };
             let totals = stats.totals();
             if totals != *before {
                 let decisions = |totals: &DecisionTotals| totals.ok + totals.over_limit;
@@ -253,11 +253,8 @@ fn refusing_json(refusing: &RecentGrowth) -> Vec<Value> {
 
 /// The totals of all rules.
 fn sum(rules: Option<&Rules>) -> DecisionTotals {
-    let rules = rules.into_iter().flat_map(Rules::domains).flat_map(|domain| domain.rules());
-    // Rules with equal paths share their stats.
-    let mut summed = HashSet::new();
-    let stats = rules.filter_map(|rule| rule.stats()).filter(|stats| summed.insert(ptr::from_ref(*stats)));
-    stats.fold(DecisionTotals::default(), |sum, stats| sum.plus(stats.totals()))
+    let each = rules.into_iter().flat_map(Rules::each_stats);
+    each.fold(DecisionTotals::default(), |sum, (_, _, stats)| sum.plus(stats.totals()))
 }
 
 fn rules_json(state: &AdminState, rules: &KeyedRules) -> Value {
