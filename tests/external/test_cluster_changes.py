@@ -54,6 +54,8 @@ def assert_remaining(charge_all):
     return assert_remaining
 
 
+# In the core, the example of a cluster and Envoy prove that a roll keeps limits exact.
+@pytest.mark.extended
 def test_replacing_all_replicas_keeps_exact_remaining(start_cluster, charge_all, assert_remaining):
     cluster = start_cluster()
     former = cluster.replicas[0].serving()
