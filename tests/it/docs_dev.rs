@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    docs::{PACKAGES, inline_code, production, text_of},
+    docs::{PACKAGES, inline_code, names_of_tests, production, text_of},
     layers::sources,
     markdown,
 };
@@ -131,16 +131,7 @@ fn tests_of(folder: &Path) -> Vec<String> {
     let mut tests = Vec::new();
     for (file, source) in sources(folder.to_str().unwrap()) {
         let module = file.trim_end_matches(".rs").trim_end_matches("/mod").replace('/', "::");
-        let mut is_test = false;
-        for line in source.lines().map(str::trim) {
-            is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
-            let function = line.strip_prefix("async fn ").or_else(|| line.strip_prefix("fn "));
-            if let Some(function) = function {
-                let name = function.split(|letter| !is_in_word(letter)).next().unwrap_or_default();
-                tests.extend(is_test.then(|| format!("{module}::{name}")));
-                is_test = false;
-            }
-        }
+        tests.extend(names_of_tests(&source).map(|name| format!("{module}::{name}")));
     }
     tests
 }
