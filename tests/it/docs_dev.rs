@@ -1,8 +1,9 @@
-//! The pages for contributors name code that exists, and commands that run tests.
+//! The pages for contributors name code that exists and commands that run tests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
 };
 
@@ -164,26 +165,63 @@ fn test_commands_of_pages_for_contributors_run_tests() {
     for (page, text) in pages() {
         for line in text.lines() {
             for command in line.split("cargo test").skip(1) {
-                let arguments = command.split('`').next().unwrap_or_default();
-                found += 1;
-                let selection = Selection::new(arguments);
-                assert!(selection.runs_any(&tests, &default), "{page}: no test: cargo test{arguments}");
-                // The limiter is a package of its own, which a command without a package must not leave out.
-                assert!(
-                    !selection.packages.is_empty() || default.len() == packages().len(),
-                    "{page}: {line}"
-                );
+                let first = command.split('`').next().unwrap_or_default();
+                // Code behind the command such as `--lib memory::` stands for more of its arguments.
+                let more = command.split('`').skip(2).step_by(2).filter(|code| is_selection(code));
+                for arguments in more.map(|more| format!("{first} {more}")).chain([first.to_owned()]) {
+                    found += 1;
+                    let selection = Selection::new(&arguments);
+                    assert!(selection.runs_any(&tests, &default), "{page}: no test: cargo test{arguments}");
+                    // The limiter is a package of its own, which a command without a package must not leave out.
+                    assert!(
+                        !selection.packages.is_empty() || default.len() == packages().len(),
+                        "{page}: {line}"
+                    );
+                }
             }
         }
     }
-    assert!(found > 6, "too few commands found: {found}");
+    assert!(found > 7, "too few commands found: {found}");
+}
+
+/// Whether this code is arguments of `cargo test` alone.
+fn is_selection(code: &str) -> bool {
+    ["--lib", "--test"].contains(&code.split(' ').next().unwrap_or_default())
+}
+
+#[test]
+fn files_and_scripts_of_pages_for_contributors_exist() {
+    let (mut found, mut wrong) = (0, Vec::new());
+    for (page, text) in pages() {
+        let words = text.split(|letter: char| letter.is_whitespace() || "`()[]|\"'".contains(letter));
+        for word in words.map(|word| word.trim_end_matches(['.', ',', ':', ';', '\\'])) {
+            if !word.starts_with("tests/") && !word.starts_with(".ci/") {
+                continue;
+            }
+            found += 1;
+            let path = Path::new(ROOT).join(word);
+            // Scripts have no extension.
+            let is_good = match fs::metadata(&path) {
+                Ok(kind) => {
+                    kind.is_dir() || path.extension().is_some() || kind.permissions().mode() & 0o111 != 0
+                }
+                Err(_) => false,
+            };
+            if !is_good {
+                wrong.push(format!("{page}: {word}"));
+            }
+        }
+    }
+    assert!(found > 40, "too few paths found: {found}");
+    assert!(wrong.is_empty(), "these do not exist, or cannot be executed: {wrong:#?}");
 }
 
 #[test]
 fn commands_of_the_weekly_table_are_in_a_workflow() {
     let read = |path: &str| fs::read_to_string(Path::new(ROOT).join(path)).unwrap();
     let page = read("docs/dev/contributing.md");
-    let table = page.split("## What runs each week").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
+    let table =
+        page.split("## What runs each week").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
     let workflows = read(".github/workflows/scheduled.yml") + &read(".github/workflows/release.yml");
     let commands: Vec<_> =
         table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
