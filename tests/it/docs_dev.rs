@@ -1,4 +1,4 @@
-//! The pages for contributors name code that exists and commands that run tests.
+//! The pages for contributors name code that exists and commands that run tests, and failing cases are where they say.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -214,6 +214,21 @@ fn files_and_scripts_of_pages_for_contributors_exist() {
     }
     assert!(found > 40, "too few paths found: {found}");
     assert!(wrong.is_empty(), "these do not exist, or cannot be executed: {wrong:#?}");
+}
+
+/// proptest looks for the failing cases of `src/a/b.rs` in `proptest-regressions/a/b.txt` beside `src`.
+#[test]
+fn failing_cases_of_proptest_are_where_it_looks_for_them() {
+    let texts = markdown::texts(|name| name.ends_with(".txt"));
+    let files: Vec<_> = texts.keys().filter_map(|path| path.split_once("proptest-regressions/")).collect();
+    assert!(files.len() > 4, "too few files found: {files:?}");
+    for (package, file) in files {
+        let source = Path::new(ROOT).join(package).join("src").join(file).with_extension("rs");
+        let source = fs::read_to_string(&source).unwrap_or_else(|error| panic!("{source:?}: {error}"));
+        // `algorithms!` makes the laws of each algorithm with `proptest!`.
+        let is_generated = source.contains("proptest! {") || source.contains("algorithms! {");
+        assert!(is_generated, "{package}src/{file}: no generated tests");
+    }
 }
 
 #[test]
