@@ -4,6 +4,9 @@ TOLLGATE is the path of the program, RULES the text of a rule file, and flags ar
 server is ready, its addresses by listener are printed as a line of JSON. Then each line of the input is a command:
 `pause`, `resume` or `kill`. An empty line is printed when it has taken effect. The server ends with the input. Its admin
 token is `secret`.
+
+The tests from outside and the benchmarks use its functions. It uses the standard library alone, because the client
+packages are also tested in copies.
 """
 
 import contextlib
@@ -21,13 +24,30 @@ LISTENERS = ("grpc", "http", "admin", "metrics")
 TIMEOUT = 20.0
 
 
-def eventually(what, condition):
-    end = time.monotonic() + TIMEOUT
+def eventually(what, condition, timeout=TIMEOUT, error=TimeoutError, interval=0.01):
+    """Waits until `condition()` returns a true value, and returns it. Raises `error` after so many seconds."""
+    end = time.monotonic() + timeout
     while not (found := condition()):
         if time.monotonic() > end:
-            raise TimeoutError(f"not within {TIMEOUT} s: {what}")
-        time.sleep(0.005)
+            raise error(f"not within {timeout} s: {what}")
+        time.sleep(interval)
     return found
+
+
+def log_events(log):
+    """The events in the log of a server, whose last line may be incomplete. Other lines are left out."""
+    events = []
+    for line in log.read_text(errors="replace").splitlines():
+        with contextlib.suppress(json.JSONDecodeError):
+            events.append(json.loads(line))
+    return events
+
+
+def listeners(events):
+    """The addresses by listener, of a server that has logged these events; None until it listens to its callers."""
+    found = {event["listener"]: event["address"] for event in events if event.get("message") == "listening"}
+    # A replica listens to its peers too.
+    return found if found.keys() >= set(LISTENERS) else None
 
 
 class Server:
@@ -52,13 +72,9 @@ class Server:
         return addresses
 
     def addresses(self):
-        text = self.log.read_text()
         if self.child.poll() is not None:
-            sys.exit(f"the server exited:\n{text}")
-        # The last line may be incomplete.
-        events = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("}\n")]
-        found = {event["listener"]: event["address"] for event in events if event.get("message") == "listening"}
-        return found if len(found) == len(LISTENERS) else None
+            sys.exit(f"the server exited:\n{self.log.read_text()}")
+        return listeners(log_events(self.log))
 
     def pause(self):
         self.child.send_signal(signal.SIGSTOP)

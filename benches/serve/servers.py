@@ -9,14 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "clients"))
+
+import test_server
+
 LOOPBACK = "127.0.0.1"
 SERVER_CORE, CLIENT_CORE = "0", "1"
 EVERY_CORE = f"0-{os.cpu_count() - 1}"
 TIMEOUT = 30.0
-LISTENERS = {"grpc", "http", "admin", "metrics"}
 # The value of the descriptor that tells one key from another.
 USER = "user-000000-of-the-key-space"
 
@@ -27,14 +29,7 @@ class Unavailable(Exception):
 
 def eventually(what, condition, timeout=TIMEOUT, interval=0.01):
     """Waits until `condition()` returns a true value, and returns it."""
-    deadline = time.monotonic() + timeout
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise Unavailable(f"not within {timeout} s: {what}")
-        time.sleep(interval)
+    return test_server.eventually(what, condition, timeout, Unavailable, interval)
 
 
 def shell(*command, timeout=3600, **options):
@@ -217,10 +212,7 @@ class Tollgate(Server):
         new.replace(self.rules)
 
     def events(self):
-        for line in self.log.read_text(errors="replace").splitlines():
-            # An incomplete last line is skipped.
-            with contextlib.suppress(json.JSONDecodeError):
-                yield json.loads(line)
+        return test_server.log_events(self.log)
 
     def generations(self):
         """When each generation of rules became active, by the log of the server: seconds since 1970."""
@@ -230,9 +222,7 @@ class Tollgate(Server):
 
     def _listeners(self):
         self.assert_running()
-        found = {e["listener"]: e["address"] for e in self.events() if e.get("message") == "listening"}
-        # A replica listens to its peers too.
-        return found if found.keys() >= LISTENERS else None
+        return test_server.listeners(self.events())
 
 
 class BareH2(Server):

@@ -30,6 +30,8 @@ class Load:
         self.seconds_max = seconds_max
         self.responses = []
         self.passed = collections.defaultdict(list)
+        # By key, the calls that the owner may have charged without its answer: degraded ones, and those without an answer.
+        self.uncertain = collections.Counter()
         self.stopped = False
 
     async def _caller(self, number):
@@ -42,6 +44,8 @@ class Load:
                 rng.choice(self.targets), rate_limit_request(requested), self.timeout
             )
             self.responses.append(response)
+            if response.degraded or response.error:
+                self.uncertain[key_of(requested)] += 1
             if response.passes:
                 self.passed[key_of(requested)].append((started, time.monotonic()))
             await asyncio.sleep(self.interval)

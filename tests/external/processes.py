@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import http.client
 import http.server
 import json
@@ -12,31 +13,24 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import threading
-import time
 
 import envoy as envoy_package
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "clients"))
+
+import test_server
+from test_server import LISTENERS, TIMEOUT
+
 # The packages below the service.
 PACKAGES = ("cluster", "counter", "limiter", "net", "quota", "remote", "rules", "shared_store", "sources", "store", "telemetry", "tools", "wire")
 TOLLGATE = pathlib.Path(os.environ.get("TOLLGATE", ROOT / "target" / "debug" / "tollgate"))
 # The program and not the launcher of the wheel, so that a signal reaches it.
 ENVOY = pathlib.Path(envoy_package.__file__).parent / "_bin" / "envoy"
 LOOPBACK = "127.0.0.1"
-TIMEOUT = 20.0
-LISTENERS = ("grpc", "http", "admin", "metrics")
-
-
-def eventually(what, condition, timeout=TIMEOUT):
-    """Waits until `condition()` returns a true value, and returns it."""
-    deadline = time.monotonic() + timeout
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
-        time.sleep(0.01)
+eventually = functools.partial(test_server.eventually, error=AssertionError)
 
 
 @dataclasses.dataclass
@@ -158,12 +152,8 @@ class Tollgate(Process):
         return http_call(address, *arguments)
 
     def events(self):
-        """The log events so far; an incomplete last line is skipped."""
-        events = []
-        for line in self.output().splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                events.append(json.loads(line))
-        return events
+        """The log events so far."""
+        return test_server.log_events(self.log)
 
     def metric(self, name, **labels):
         """The sum of the series with this name and these labels."""
@@ -180,8 +170,7 @@ class Tollgate(Process):
 
     def _listeners(self):
         self.assert_running()
-        found = {e["listener"]: e["address"] for e in self.events() if e.get("message") == "listening"}
-        return found if set(LISTENERS) <= found.keys() else None
+        return test_server.listeners(self.events())
 
     def rules(self):
         return self.call(self.admin, "/rules").json()

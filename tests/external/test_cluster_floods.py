@@ -9,6 +9,7 @@ import time
 import grpc
 import pytest
 
+from cluster import DETAILED_ANSWERS
 from load import Load, key_of
 from network import Relay
 from processes import eventually
@@ -21,7 +22,8 @@ BACKUPS_ARRIVED = "tollgate_cluster_backups_arrived_total"
 DESCRIPTORS_MAX = 256
 # Calls under way on one connection.
 AT_ONCE = 6
-# Of one key: four times what a counter remembers, so that most of them replace others.
+# Of one key: four times what a counter remembers, so that most of them replace others, and more would only go on with
+# that.
 IDS = 262_144
 FLOOD_SECONDS_MAX = 180.0
 # The longest call of others, in seconds, beyond the longest one without a flood.
@@ -119,13 +121,14 @@ def assert_links_held(cluster):
 
 
 def assert_exact(cluster, callers, *loads):
-    """No user got more than the limit, nor less than what no degraded check refused."""
-    passed = {key_of(user): sum(load.passed_count(user) for load in loads) for user in USERS}
-    assert max(passed.values()) <= USER_LIMIT
-    if cluster.total("tollgate_cluster_degraded_checks_total") == 0:
-        for user in USERS:
-            [left] = callers.call(cluster.targets[0], {**user, "hits_addend": {"value": 0}}).remaining
-            assert passed[key_of(user)] + left == USER_LIMIT
+    """What passed of each user, and what is left, are the limit. A degraded check is refused and takes nothing, but its
+    owner may have charged it and answered too late."""
+    for user in USERS:
+        peek = callers.call(cluster.targets[0], {**user, "hits_addend": {"value": 0}})
+        assert not peek.degraded and not peek.error
+        passed, [left] = sum(load.passed_count(user) for load in loads), peek.remaining
+        late_at_most = sum(load.uncertain[key_of(user)] for load in loads)
+        assert USER_LIMIT - late_at_most <= passed + left <= USER_LIMIT, (passed, left, late_at_most)
 
 
 @pytest.mark.extended
@@ -158,7 +161,9 @@ def is_owner(replica, callers, name):
 @pytest.mark.extended
 @pytest.mark.timing
 def test_ids_of_one_key_leave_links_and_other_calls_alone(start_cluster, callers):
-    cluster = start_cluster(rules=RULES, may_degrade=True, drain_delay="500ms")
+    # The ids of one key are all at one owner and its backup, so checks of others there may wait for a core for longer than
+    # the forward budget.
+    cluster = start_cluster(rules=RULES, may_degrade=True, drain_delay="500ms", flags=DETAILED_ANSWERS)
     floods = [
         Flood(f"caller {number}", cluster.targets[number], ["one"] * DESCRIPTORS_MAX, IDS // 2, FLOOD_SECONDS_MAX)
         for number in (0, 1)
@@ -178,9 +183,9 @@ def test_ids_of_one_key_leave_links_and_other_calls_alone(start_cluster, callers
         beside.await_calls(200)
 
     assert_links_held(cluster)
+    assert_exact(cluster, callers, load, beside)
     assert not beside.failed()
     assert slowest(beside) < SLOWEST + control
-    assert_exact(cluster, callers, load, beside)
 
 
 def slowest(load):
@@ -197,7 +202,9 @@ def fill_logs(cluster, callers):
 @pytest.mark.extended
 @pytest.mark.timing
 def test_small_replicas_keep_limits_and_memory_while_ids_flood(start_cluster, callers):
-    cluster = start_cluster(rules=RULES, may_degrade=True, flags=["--store-memory-limit", MEMORY_LIMIT])
+    # Callers that settle as fast as they can leave owners less of the cores than answers within the forward budget need.
+    flags = ["--store-memory-limit", MEMORY_LIMIT, *DETAILED_ANSWERS]
+    cluster = start_cluster(rules=RULES, may_degrade=True, flags=flags)
     many = [f"name-{number}" for number in range(DESCRIPTORS_MAX)]
     floods = [
         Flood("the first caller", cluster.targets[0], ["one"] * DESCRIPTORS_MAX, 10**9, 14.0),
@@ -240,7 +247,8 @@ class Reporter:
 @pytest.mark.extended
 @pytest.mark.timing
 def test_reports_of_full_limits_leave_links_and_other_calls_alone(start_cluster, callers, cleanup):
-    flags = ["--rlqs-enabled", "true", "--rlqs-memory", "256MiB"]
+    # Divisions of full limits take processor time of owners, whose answers to others may come after the forward budget.
+    flags = ["--rlqs-enabled", "true", "--rlqs-memory", "256MiB", *DETAILED_ANSWERS]
     cluster = start_cluster(rules=QUOTA_RULES, may_degrade=True, flags=flags)
     reporting = Callers()
     cleanup.callback(reporting.stop)
@@ -277,5 +285,5 @@ def test_reports_of_full_limits_leave_links_and_other_calls_alone(start_cluster,
     assert cluster.total("tollgate_cluster_isolations_total") == 0
     assert cluster.total("tollgate_cluster_members_lost_total") == 0
     assert_links_held(cluster)
-    assert not load.failed()
     assert_exact(cluster, callers, load)
+    assert not load.failed()

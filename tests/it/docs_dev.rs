@@ -1,13 +1,14 @@
-//! The pages for contributors name code that exists, and commands that run tests.
+//! The pages for contributors name code that exists and commands that run tests, and failing cases are where they say.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
 };
 
 use crate::{
-    docs::{PACKAGES, inline_code, production, text_of},
+    docs::{PACKAGES, inline_code, names_of_tests, production, text_of},
     layers::sources,
     markdown,
 };
@@ -131,16 +132,7 @@ fn tests_of(folder: &Path) -> Vec<String> {
     let mut tests = Vec::new();
     for (file, source) in sources(folder.to_str().unwrap()) {
         let module = file.trim_end_matches(".rs").trim_end_matches("/mod").replace('/', "::");
-        let mut is_test = false;
-        for line in source.lines().map(str::trim) {
-            is_test |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
-            let function = line.strip_prefix("async fn ").or_else(|| line.strip_prefix("fn "));
-            if let Some(function) = function {
-                let name = function.split(|letter| !is_in_word(letter)).next().unwrap_or_default();
-                tests.extend(is_test.then(|| format!("{module}::{name}")));
-                is_test = false;
-            }
-        }
+        tests.extend(names_of_tests(&source).map(|name| format!("{module}::{name}")));
     }
     tests
 }
@@ -173,19 +165,70 @@ fn test_commands_of_pages_for_contributors_run_tests() {
     for (page, text) in pages() {
         for line in text.lines() {
             for command in line.split("cargo test").skip(1) {
-                let arguments = command.split('`').next().unwrap_or_default();
-                found += 1;
-                let selection = Selection::new(arguments);
-                assert!(selection.runs_any(&tests, &default), "{page}: no test: cargo test{arguments}");
-                // The limiter is a package of its own, which a command without a package must not leave out.
-                assert!(
-                    !selection.packages.is_empty() || default.len() == packages().len(),
-                    "{page}: {line}"
-                );
+                let first = command.split('`').next().unwrap_or_default();
+                // Code behind the command such as `--lib memory::` stands for more of its arguments.
+                let more = command.split('`').skip(2).step_by(2).filter(|code| is_selection(code));
+                for arguments in more.map(|more| format!("{first} {more}")).chain([first.to_owned()]) {
+                    found += 1;
+                    let selection = Selection::new(&arguments);
+                    assert!(selection.runs_any(&tests, &default), "{page}: no test: cargo test{arguments}");
+                    // The limiter is a package of its own, which a command without a package must not leave out.
+                    assert!(
+                        !selection.packages.is_empty() || default.len() == packages().len(),
+                        "{page}: {line}"
+                    );
+                }
             }
         }
     }
-    assert!(found > 6, "too few commands found: {found}");
+    assert!(found > 7, "too few commands found: {found}");
+}
+
+/// Whether this code is arguments of `cargo test` alone.
+fn is_selection(code: &str) -> bool {
+    ["--lib", "--test"].contains(&code.split(' ').next().unwrap_or_default())
+}
+
+#[test]
+fn files_and_scripts_of_pages_for_contributors_exist() {
+    let (mut found, mut wrong) = (0, Vec::new());
+    for (page, text) in pages() {
+        let words = text.split(|letter: char| letter.is_whitespace() || "`()[]|\"'".contains(letter));
+        for word in words.map(|word| word.trim_end_matches(['.', ',', ':', ';', '\\'])) {
+            if !word.starts_with("tests/") && !word.starts_with(".ci/") {
+                continue;
+            }
+            found += 1;
+            let path = Path::new(ROOT).join(word);
+            // Scripts have no extension.
+            let is_good = match fs::metadata(&path) {
+                Ok(kind) => {
+                    kind.is_dir() || path.extension().is_some() || kind.permissions().mode() & 0o111 != 0
+                }
+                Err(_) => false,
+            };
+            if !is_good {
+                wrong.push(format!("{page}: {word}"));
+            }
+        }
+    }
+    assert!(found > 40, "too few paths found: {found}");
+    assert!(wrong.is_empty(), "these do not exist, or cannot be executed: {wrong:#?}");
+}
+
+/// proptest looks for the failing cases of `src/a/b.rs` in `proptest-regressions/a/b.txt` beside `src`.
+#[test]
+fn failing_cases_of_proptest_are_where_it_looks_for_them() {
+    let texts = markdown::texts(|name| name.ends_with(".txt"));
+    let files: Vec<_> = texts.keys().filter_map(|path| path.split_once("proptest-regressions/")).collect();
+    assert!(files.len() > 4, "too few files found: {files:?}");
+    for (package, file) in files {
+        let source = Path::new(ROOT).join(package).join("src").join(file).with_extension("rs");
+        let source = fs::read_to_string(&source).unwrap_or_else(|error| panic!("{source:?}: {error}"));
+        // `algorithms!` makes the laws of each algorithm with `proptest!`.
+        let is_generated = source.contains("proptest! {") || source.contains("algorithms! {");
+        assert!(is_generated, "{package}src/{file}: no generated tests");
+    }
 }
 
 #[test]

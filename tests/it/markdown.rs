@@ -16,7 +16,7 @@ const WORDS_MAX: usize = 85_000;
 const SUMMARY: &str = "docs/SUMMARY.md";
 
 /// The text files of the project for which `wanted` is true, by their paths in it.
-fn texts(wanted: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
+pub(crate) fn texts(wanted: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
     let (mut found, mut folders) = (BTreeMap::new(), vec![PathBuf::from(ROOT)]);
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {

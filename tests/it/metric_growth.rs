@@ -21,7 +21,7 @@ use tonic::transport::Channel;
 use crate::{
     api_v1::{self, each, stream::Stream},
     docs::{production, text_of},
-    harness::{Service, TIMEOUT, http, is_store_in_memory, request, request_for, send, until, with_hits},
+    harness::{Service, TIMEOUT, http, request, request_for, send, until, with_hits},
     metrics::{page, value, with_override},
 };
 
@@ -387,9 +387,6 @@ async fn other_states() -> BTreeSet<String> {
 
 #[tokio::test]
 async fn counters_grow_by_one_event_as_documented() {
-    if !is_store_in_memory() {
-        return;
-    }
     let folder = tempfile::tempdir().unwrap();
     let token = folder.path().join("token");
     fs::write(&token, "secret\n").unwrap();

@@ -29,7 +29,7 @@ use tonic::{
 
 use crate::{
     admin::ok_json,
-    harness::{Service, TIMEOUT, http, is_store_in_memory, request_for, until},
+    harness::{Service, TIMEOUT, http, request_for, until},
 };
 
 const RULES: &str = "
@@ -113,9 +113,6 @@ async fn passed(service: &Service, key: &str, calls: usize) -> usize {
 
 #[tokio::test]
 async fn two_doors_exhaust_one_budget() {
-    if !is_store_in_memory() {
-        return;
-    }
     let service = service().await;
     let mut client = Client::open(&service, "budget").await.unwrap();
     assert_eq!(client.bucket().await, (20, 1), "the twenty-fifth part for a newcomer");
@@ -138,9 +135,6 @@ async fn two_doors_exhaust_one_budget() {
 
 #[tokio::test]
 async fn explanation_and_lists_show_shares_of_clients() {
-    if !is_store_in_memory() {
-        return;
-    }
     let service = service().await;
     let mut first = Client::open(&service, "rate").await.unwrap();
     first.bucket().await;
@@ -164,9 +158,6 @@ async fn explanation_and_lists_show_shares_of_clients() {
 
 #[tokio::test]
 async fn share_of_a_rate_is_pushed_to_other_clients() {
-    if !is_store_in_memory() {
-        return;
-    }
     let service = service().await;
     let mut first = Client::open(&service, "rate").await.unwrap();
     assert_eq!(first.bucket().await, (10, 50), "half of what is free");
@@ -193,9 +184,6 @@ async fn share_of_a_rate_is_pushed_to_other_clients() {
 
 #[tokio::test]
 async fn stream_ends_when_the_server_stops() {
-    if !is_store_in_memory() {
-        return;
-    }
     let service = service().await;
     let mut client = Client::open(&service, "rate").await.unwrap();
     client.bucket().await;
@@ -206,9 +194,6 @@ async fn stream_ends_when_the_server_stops() {
 
 #[tokio::test]
 async fn stream_ends_when_its_connection_breaks() {
-    if !is_store_in_memory() {
-        return;
-    }
     let service = service().await;
     let relay = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let grpc = service.addresses.grpc.to_string();

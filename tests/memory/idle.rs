@@ -29,7 +29,8 @@ descriptors:
   - {key: rate, rate_limit: {unit: second, requests_per_unit: 100, algorithm: token_bucket, burst: 20}}
 ";
 
-/// The size of each large message, and how many there are. If each were kept, they would take 93 MiB.
+/// The size of each large message, and how many there are. If each were kept, they would take 93 MiB, which is more than
+/// three times [`KEPT_MAX`].
 const LARGE: usize = 3_900_000;
 const CALLS: usize = 25;
 /// What the process may have more than before.

@@ -9,7 +9,7 @@ use tollgate_shared_store::{Passwords, SharedStore, SharedStoreSettings, SharedS
 use tollgate_store::{CounterOperation, OwnLimitChange, OwnLimitState, OwnTerms};
 
 use crate::{
-    replica::{Replica, a_day, check, key, settings, terms, until},
+    replica::{Replica, a_day, check, key, settings, terms, until, until_ok},
     server::{PATIENCE, Server},
 };
 
@@ -21,7 +21,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    pub fn start() -> Self {
+    pub async fn start() -> Self {
         let arguments = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000"];
         let servers: Vec<Server> = (0..6).map(|_| Server::start(&arguments)).collect();
         let first = &servers[0];
@@ -32,31 +32,26 @@ impl Cluster {
             servers[number].run::<()>(&format!("CLUSTER ADDSLOTSRANGE {range}"));
         }
         let cluster = Self { servers };
-        cluster.until(|server| server.run::<String>("CLUSTER NODES").lines().count() == 6);
+        cluster.until_all(|server| server.run::<String>("CLUSTER NODES").lines().count() == 6).await;
         for number in 0..3 {
             let master: String = cluster.servers[number].run("CLUSTER MYID");
             // A node can replicate a master once it knows it.
-            let started = Instant::now();
-            while let Err(error) =
-                cluster.servers[number + 3].try_run::<()>(&format!("CLUSTER REPLICATE {master}"))
-            {
-                assert!(started.elapsed() < PATIENCE, "{error}");
-            }
+            let command = format!("CLUSTER REPLICATE {master}");
+            let replicate = async || cluster.servers[number + 3].try_run::<()>(&command);
+            until_ok(PATIENCE, "each node knows its master", replicate).await;
         }
-        cluster.until(|server| server.run::<String>("CLUSTER INFO").contains("cluster_state:ok"));
-        cluster.until(|server| {
-            let info: String = server.run("INFO replication");
-            info.contains("connected_slaves:1") || info.contains("master_link_status:up")
-        });
+        cluster.until_all(|server| server.run::<String>("CLUSTER INFO").contains("cluster_state:ok")).await;
+        cluster
+            .until_all(|server| {
+                let info: String = server.run("INFO replication");
+                info.contains("connected_slaves:1") || info.contains("master_link_status:up")
+            })
+            .await;
         cluster
     }
 
-    fn until(&self, condition: impl Fn(&Server) -> bool) {
-        let started = Instant::now();
-        while !self.servers.iter().all(&condition) {
-            assert!(started.elapsed() < PATIENCE, "the cluster does not form");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+    async fn until_all(&self, condition: impl Fn(&Server) -> bool) {
+        until("the cluster forms", async || self.servers.iter().all(&condition)).await;
     }
 
     fn settings(&self) -> SharedStoreSettings {
@@ -86,7 +81,7 @@ async fn listed(store: &SharedStore) -> (Vec<String>, usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn own_limits_on_all_servers_of_a_cluster_are_listed() {
-    let cluster = Cluster::start();
+    let cluster = Cluster::start().await;
     let replica = Replica::ready(cluster.settings()).await;
     let limit = a_day(5);
     let change = |terms, record: &str| {
@@ -122,7 +117,7 @@ async fn own_limits_on_all_servers_of_a_cluster_are_listed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_admits_exactly_the_limits_over_hash_slots() {
-    let cluster = Cluster::start();
+    let cluster = Cluster::start().await;
     let replicas = [Replica::ready(cluster.settings()).await, Replica::ready(cluster.settings()).await];
     // In steps: one of the counters may be in another slot.
     let (wide, tight) = (key("wide"), key("tight"));
@@ -155,7 +150,7 @@ async fn cluster_admits_exactly_the_limits_over_hash_slots() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_and_password_open_every_node_of_a_cluster() {
-    let cluster = Cluster::start();
+    let cluster = Cluster::start().await;
     for server in &cluster.servers {
         server.run::<()>("ACL SETUSER tollgate on >secret allcommands allkeys allchannels");
         server.run::<()>("ACL SETUSER default off");
@@ -174,7 +169,7 @@ async fn user_and_password_open_every_node_of_a_cluster() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_master_is_replaced_and_others_decide_meanwhile() {
-    let mut cluster = Cluster::start();
+    let mut cluster = Cluster::start().await;
     let replica = Replica::ready(cluster.settings()).await;
     let limit = a_day(1_000_000);
     let names: Vec<_> = (0..60).map(|number| key(&number.to_string())).collect();
@@ -211,7 +206,7 @@ async fn killed_master_is_replaced_and_others_decide_meanwhile() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn moved_hash_slot_keeps_its_counters() {
-    let cluster = Cluster::start();
+    let cluster = Cluster::start().await;
     let replica = Replica::ready(cluster.settings()).await;
     let limit = a_day(100);
     let names: Vec<_> = (0..40).map(|number| key(&number.to_string())).collect();
@@ -261,12 +256,12 @@ impl Watched {
     pub async fn start() -> Self {
         let master = Server::start(&[]);
         let follower = Server::start(&["--replicaof", "127.0.0.1", &master.port().to_string()]);
-        until("the follower follows", || {
+        until("the follower follows", async || {
             follower.run::<String>("INFO replication").contains("master_link_status:up")
         })
         .await;
         let sentinels: Vec<Server> = (0..3).map(|_| Server::start_sentinel(master.port())).collect();
-        until("the sentinels know each other and the follower", || {
+        until("the sentinels know each other and the follower", async || {
             sentinels.iter().all(|sentinel| {
                 let info: String = sentinel.run("INFO sentinel");
                 info.contains("slaves=1") && info.contains("sentinels=3")
@@ -290,24 +285,20 @@ async fn sentinels_name_the_next_master_after_a_failover() {
     let replica = Replica::ready(SharedStoreSettings { mode, ..settings(&urls) }).await;
     let limit = a_day(1_000);
     assert_eq!(replica.check(key("a"), &limit, CHARGE).await.remaining, 999);
-    until("the follower has the counter", || watched.follower.run::<u64>("DBSIZE") >= 3).await;
+    until("the follower has the counter", async || watched.follower.run::<u64>("DBSIZE") >= 3).await;
     watched.master.kill();
-    let started = Instant::now();
-    let after = loop {
+    let after = until_ok(2 * PATIENCE, "the next master decides", async || {
         let decided = replica.decide(&[check(key("a"), &limit, CHARGE)]).await;
-        if !decided.degraded[0] {
-            break decided.decisions[0].remaining;
-        }
-        assert!(started.elapsed() < 2 * PATIENCE, "{:?}", replica.store.state());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    };
+        if decided.degraded[0] { Err(replica.store.state()) } else { Ok(decided.decisions[0].remaining) }
+    })
+    .await;
     assert_eq!(after, 998, "the next master has the counter");
     assert_eq!(replica.store.state(), SharedStoreState::Ready);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reservation_over_hash_slots_holds_all_or_nothing() {
-    let cluster = Cluster::start();
+    let cluster = Cluster::start().await;
     let replicas = [Replica::ready(cluster.settings()).await, Replica::ready(cluster.settings()).await];
     let (wide, tight) = (key("wide"), key("tight"));
     let (many, few) = (a_day(60), a_day(20));
@@ -318,11 +309,10 @@ async fn reservation_over_hash_slots_holds_all_or_nothing() {
     assert!(held.is_held);
     assert!(!replicas[1].reserve(&hold(6), &terms("b", ttl)).await.unwrap().is_held);
     // What was held in vain is withdrawn.
-    let started = Instant::now();
-    while replicas[0].check(wide, &many, Operation::Peek).await.remaining != 45 {
-        assert!(started.elapsed() < PATIENCE, "the refused reservation holds something");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("the refused reservation holds nothing", async || {
+        replicas[0].check(wide, &many, Operation::Peek).await.remaining == 45
+    })
+    .await;
     assert_eq!(replicas[0].check(tight, &few, Operation::Peek).await.remaining, 5);
     let settled = replicas[1].settle(&hold(4), "a").await.unwrap();
     let remaining: Vec<u64> = settled.iter().map(|settled| settled.remaining).collect();

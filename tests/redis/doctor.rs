@@ -29,9 +29,9 @@ async fn stopped_store_is_found_until_it_is_back() {
     let mut server = Server::start(&[]);
     let flags = ["--store-kind", "redis", "--store-redis-urls", &server.url()];
     let program = Program::start(RULES, &flags).await;
-    until("the program has no findings", || examine(&program) == (Some(0), Vec::new())).await;
+    until("the program has no findings", async || examine(&program) == (Some(0), Vec::new())).await;
     server.kill();
-    until("the store is missed", || !examine(&program).1.is_empty()).await;
+    until("the store is missed", async || !examine(&program).1.is_empty()).await;
     let (code, found) = examine(&program);
     assert_eq!((code, found.len()), (Some(1), 1), "{found:?}");
     let [id, level, what, repair] =
@@ -42,5 +42,5 @@ async fn stopped_store_is_found_until_it_is_back() {
     server.restart();
     // It may have lost counters, which stays a warning for an hour.
     let is_missed = |findings: &[Value]| findings.iter().any(|finding| finding["id"] == "store_unavailable");
-    until("the store is found again", || !is_missed(&examine(&program).1)).await;
+    until("the store is found again", async || !is_missed(&examine(&program).1)).await;
 }

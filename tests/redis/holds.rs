@@ -12,7 +12,7 @@ use tollgate_shared_store::SharedStoreSettings;
 use tollgate_store::{HOLDS_MAX, SettleOutcome};
 
 use crate::{
-    replica::{Replica, a_day, check, key, settings, terms},
+    replica::{Replica, a_day, check, key, settings, terms, until, until_ok},
     server::{PATIENCE, Server},
 };
 
@@ -105,17 +105,17 @@ async fn settlement_elsewhere_ends_local_refusal() {
     let hold = |hits| [check(name, &limit, Operation::Charge(hits))];
     assert!(one.reserve(&hold(10), &terms("a", MINUTE)).await.unwrap().is_held);
     let refused = other.store.stats().counts.refused_locally.get();
-    let started = std::time::Instant::now();
-    while other.store.stats().counts.refused_locally.get() == refused {
+    until("the refusals are local", async || {
         assert!(!other.check(name, &limit, Operation::Charge(1)).await.verdict.passes());
-        assert!(started.elapsed() < PATIENCE, "the refusals are local");
-    }
+        other.store.stats().counts.refused_locally.get() > refused
+    })
+    .await;
     one.settle(&hold(0), "a").await.unwrap();
-    let settled = std::time::Instant::now();
-    while !other.check(name, &limit, Operation::Charge(1)).await.verdict.passes() {
-        assert!(settled.elapsed() < Duration::from_millis(500), "the settlement is announced");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until_ok(Duration::from_millis(500), "the settlement is announced", async || {
+        let decision = other.check(name, &limit, Operation::Charge(1)).await;
+        if decision.verdict.passes() { Ok(()) } else { Err(decision) }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -179,9 +179,6 @@ async fn reservation_without_the_store_is_an_error_and_holds_nothing() {
     server.signal("CONT");
     replica.until_ready().await;
     // The store may have held it without an answer, which is withdrawn.
-    let started = std::time::Instant::now();
-    while replica.check(name, &limit, Operation::Peek).await.remaining != 2 {
-        assert!(started.elapsed() < PATIENCE, "nothing is held");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("nothing is held", async || replica.check(name, &limit, Operation::Peek).await.remaining == 2)
+        .await;
 }

@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use axum::{Router, body::Body, routing::get};
 use futures_util::future::join_all;
 use http::{Request, StatusCode};
-use tokio::time::{sleep, timeout};
 use tollgate_limiter::{
     limiter::{Checked, HoldError, Limiter},
     shared_limiter::SharedLimiter,
@@ -16,7 +15,10 @@ use tollgate_store::SettleOutcome;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::server::{PATIENCE, Server};
+use crate::{
+    replica::until,
+    server::{PATIENCE, Server},
+};
 
 const RULES: &str = "
 domain: shop
@@ -56,12 +58,8 @@ async fn racing_limiters_pass_exactly_the_limit() {
     assert!(!refused.passes && refused.retry_after.is_some() && !refused.degraded);
     assert_eq!(limiters[1].refund("shop", &USER, 10).await.unwrap().remaining, 10);
     // The others hear of a refund over a channel of the server. Until then they may refuse without asking it.
-    let heard = async {
-        while limiters[2].peek("shop", &USER).await.unwrap().remaining != 10 {
-            sleep(Duration::from_millis(1)).await;
-        }
-    };
-    timeout(PATIENCE, heard).await.unwrap();
+    until("the refund is announced", async || limiters[2].peek("shop", &USER).await.unwrap().remaining == 10)
+        .await;
 }
 
 #[tokio::test]
@@ -95,12 +93,8 @@ async fn stopped_server_leaves_decisions_to_the_rule_until_it_returns() {
     assert!(matches!(limiter.state(), SharedStoreState::Unavailable(_)));
 
     server.restart();
-    crate::replica::until("the server decides", || limiter.state() == SharedStoreState::Ready).await;
-    let started = std::time::Instant::now();
-    while check("denied").await.degraded {
-        assert!(started.elapsed() < PATIENCE);
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("the store can be used", async || limiter.state() == SharedStoreState::Ready).await;
+    until("the server decides", async || !check("denied").await.degraded).await;
     assert_eq!(check("allowed").await.remaining, 0, "the server has kept the counter");
 }
 

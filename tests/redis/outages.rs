@@ -19,7 +19,7 @@ use tollgate_rules::OnOwnerUnavailable;
 use tollgate_shared_store::{Passwords, SharedStoreSettings, SharedStoreState};
 
 use crate::{
-    replica::{Replica, a_day, check, key, settings, until},
+    replica::{Replica, a_day, check, key, settings, until, until_ok},
     server::{PATIENCE, Server},
 };
 
@@ -34,15 +34,11 @@ fn reason(replica: &Replica) -> String {
 
 /// Decides until the store decides again.
 async fn until_decided(replica: &Replica, name: &str) {
-    let started = Instant::now();
-    loop {
+    until_ok(PATIENCE, "the store decides", async || {
         let decided = replica.decide(&[check(key(name), &a_day(1_000), CHARGE)]).await;
-        if !decided.degraded[0] {
-            return;
-        }
-        assert!(started.elapsed() < PATIENCE, "{}", reason(replica));
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        if decided.degraded[0] { Err(reason(replica)) } else { Ok(()) }
+    })
+    .await;
 }
 
 /// Whether a check is decided without the store.
@@ -59,10 +55,12 @@ async fn policies_decide_while_server_is_down_and_share_is_charged_after() {
     for _ in 0..10 {
         one.check(name, &limit, CHARGE).await;
     }
-    until("both replicas are seen", || one.store.stats().replicas == 2 && other.store.stats().replicas == 2)
-        .await;
+    until("both replicas are seen", async || {
+        one.store.stats().replicas == 2 && other.store.stats().replicas == 2
+    })
+    .await;
     server.kill();
-    until("the loss is noticed", || {
+    until("the loss is noticed", async || {
         one.store.state() != SharedStoreState::Ready && other.store.state() != SharedStoreState::Ready
     })
     .await;
@@ -82,15 +80,11 @@ async fn policies_decide_while_server_is_down_and_share_is_charged_after() {
     server.restart();
     until_decided(&one, "any").await;
     until_decided(&other, "any").await;
-    let started = Instant::now();
-    loop {
+    until_ok(PATIENCE, "the local share is charged", async || {
         let peek = other.check(name, &limit, Operation::Peek).await;
-        if peek.remaining == 100 - 10 - 50 {
-            break;
-        }
-        assert!(started.elapsed() < PATIENCE, "{peek:?}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+        if peek.remaining == 100 - 10 - 50 { Ok(()) } else { Err(peek) }
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -143,7 +137,7 @@ async fn server_that_was_down_at_start_is_used_when_it_comes() {
     let mut server = Server::start(&[]);
     server.kill();
     let replica = Replica::start(settings(&[server.url()]));
-    until("the reason is known", || reason(&replica).contains("refused")).await;
+    until("the reason is known", async || reason(&replica).contains("refused")).await;
     assert!(!replica.store.has_secret());
     assert!(is_degraded(&replica).await);
     server.restart();
@@ -163,7 +157,7 @@ async fn flushed_server_begins_anew_and_keeps_its_secret() {
     server.run::<()>("FLUSHALL");
     assert_eq!(replica.check(name, &limit, CHARGE).await.remaining, 9, "the counter begins anew");
     assert!(replica.store.stats().counts.lost.get() > 0, "the loss is noticed");
-    until("the secret is stored again", || {
+    until("the secret is stored again", async || {
         server.run::<Option<Vec<u8>>>("GET tollgate:{replicas}:secret") == Some(secret.clone())
     })
     .await;
@@ -194,7 +188,7 @@ async fn read_only_server_is_not_ready_until_it_is_a_master() {
     let (master, server) = (Server::start(&[]), Server::start(&[]));
     server.run::<()>(&format!("REPLICAOF 127.0.0.1 {}", master.port()));
     let replica = Replica::start(settings(&[server.url()]));
-    until("the reason is known", || {
+    until("the reason is known", async || {
         let reason = reason(&replica).to_lowercase();
         reason.contains("readonly") || reason.contains("read only")
     })
@@ -238,7 +232,7 @@ async fn server_that_loads_its_data_degrades_until_it_has_loaded() {
     server.kill();
     server.restart();
     assert!(is_degraded(&replica).await);
-    until("loading is the reason", || reason(&replica).to_lowercase().contains("loading")).await;
+    until("loading is the reason", async || reason(&replica).to_lowercase().contains("loading")).await;
     until_decided(&replica, "any").await;
 }
 
@@ -247,7 +241,7 @@ async fn wrong_password_is_named_and_new_one_is_used() {
     let server = Server::start(&["--requirepass", "right"]);
     let login = |password: &str| Passwords { server: Some(password.to_owned()), sentinel: None };
     let replica = Replica::start_with(settings(&[server.url()]), login("open sesame"));
-    until("the reason is known", || !matches!(reason(&replica).as_str(), "ready" | "connecting")).await;
+    until("the reason is known", async || !matches!(reason(&replica).as_str(), "ready" | "connecting")).await;
     let named = reason(&replica);
     assert!(named.contains("authentication failed"), "{named}");
     assert!(!named.contains("sesame"), "a password is shown: {named}");
@@ -255,11 +249,11 @@ async fn wrong_password_is_named_and_new_one_is_used() {
     replica.until_ready().await;
     // Once it is subscribed, it logs in for new connections only.
     let channels = || server.run_with_password::<Vec<String>>("right", "PUBSUB CHANNELS");
-    until("the replica is subscribed", || !channels().is_empty()).await;
+    until("the replica is subscribed", async || !channels().is_empty()).await;
     let refused = refused_logins(&server, "right");
     replica.passwords.send_replace(login("mistaken"));
     // The second login follows what the replica does after the first refusal.
-    until("two logins are refused", || refused_logins(&server, "right") >= refused + 2).await;
+    until("two logins are refused", async || refused_logins(&server, "right") >= refused + 2).await;
     assert!(!is_degraded(&replica).await, "a wrong password ends the connection that works");
 }
 
@@ -303,13 +297,13 @@ async fn server_with_too_many_clients_degrades_and_recovers() {
     let server = Server::start(&["--maxclients", "10"]);
     // A connection that the server has not yet cleaned up counts, so each client waits for an answer.
     let mut hogs = Vec::new();
-    let started = Instant::now();
-    while hogs.len() < 10 {
-        assert!(started.elapsed() < PATIENCE, "the server accepts ten clients");
+    until("the server accepts ten clients", async || {
         hogs.extend(accepted_client(&server));
-    }
+        hogs.len() == 10
+    })
+    .await;
     let replica = Replica::start(settings(&[server.url()]));
-    until("the reason is known", || !matches!(reason(&replica).as_str(), "ready" | "connecting")).await;
+    until("the reason is known", async || !matches!(reason(&replica).as_str(), "ready" | "connecting")).await;
     assert!(is_degraded(&replica).await);
     drop(hogs);
     until_decided(&replica, "any").await;
@@ -358,12 +352,12 @@ async fn killed_server_under_load_keeps_answers_within_budget() {
         })
         .collect();
     let [decided, degraded] = &*counts;
-    until("the store decides", || decided.load(Relaxed) >= ANSWERS).await;
+    until("the store decides", async || decided.load(Relaxed) >= ANSWERS).await;
     server.kill();
-    until("calls are decided without the store", || degraded.load(Relaxed) >= ANSWERS).await;
+    until("calls are decided without the store", async || degraded.load(Relaxed) >= ANSWERS).await;
     server.restart();
     let before = decided.load(Relaxed);
-    until("the store decides again", || decided.load(Relaxed) >= before + ANSWERS).await;
+    until("the store decides again", async || decided.load(Relaxed) >= before + ANSWERS).await;
     done.store(true, Relaxed);
     let mut took = Vec::new();
     for caller in callers {

@@ -27,7 +27,7 @@ async fn until_change_ends_refusal(one: &Replica, name: Key, limit: &Limit, chan
         // The store confirms the value after this instant.
         let confirmed = Instant::now();
         while one.check(name, limit, CHARGE).await.verdict.passes() {}
-        until("refusals are local", || {
+        until("refusals are local", async || {
             one.check(name, limit, CHARGE).now_or_never().is_some_and(|decision| !decision.verdict.passes())
         })
         .await;

@@ -1,11 +1,12 @@
 //! Replicas of Tollgate, as far as their store goes.
 
 use std::{
+    fmt::Debug,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tollgate_counter::{
     algorithm::{Decision, Excess, FixedWindow, Limit, Operation, Span, Window},
     descriptor::{Key, KeyText, Secret},
@@ -72,11 +73,11 @@ impl Replica {
     }
 
     pub async fn until_ready(&self) {
-        let started = Instant::now();
-        while self.store.state() != SharedStoreState::Ready {
-            assert!(started.elapsed() < PATIENCE, "{:?}", self.store.state());
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until_ok(PATIENCE, "the store can be used", async || match self.store.state() {
+            SharedStoreState::Ready => Ok(()),
+            SharedStoreState::Unavailable(reason) => Err(reason),
+        })
+        .await;
     }
 
     /// Decides one check.
@@ -174,10 +175,22 @@ pub fn a_day(limit: u64) -> Limit {
 }
 
 /// Waits until a condition holds.
-pub async fn until(what: &str, mut condition: impl FnMut() -> bool) {
+pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    until_ok(PATIENCE, what, async || condition().await.then_some(()).ok_or("it does not hold")).await;
+}
+
+/// Repeats an attempt until it succeeds, and returns its result. Fails after `limit` with the last error.
+pub async fn until_ok<T, E: Debug>(
+    limit: Duration,
+    what: &str,
+    mut attempt: impl AsyncFnMut() -> Result<T, E>,
+) -> T {
     let started = Instant::now();
-    while !condition() {
-        assert!(started.elapsed() < PATIENCE, "{what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+    loop {
+        match attempt().await {
+            Ok(found) => return found,
+            Err(error) => assert!(started.elapsed() < limit, "not within {limit:?}: {what}: {error:?}"),
+        }
+        sleep(Duration::from_millis(5)).await;
     }
 }

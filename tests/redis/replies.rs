@@ -89,7 +89,7 @@ async fn endless_reply_of_sentinel_closes_its_connection() {
     let replica = Replica::start(SharedStoreSettings { mode, timeout: PATIENCE, ..settings(&[url]) });
     let taken = tokio::time::timeout(PATIENCE, taken.recv()).await.unwrap().unwrap();
     assert!(taken < TAKEN_MAX, "{taken}");
-    let unavailable = || matches!(replica.store.state(), SharedStoreState::Unavailable(_));
+    let unavailable = async || matches!(replica.store.state(), SharedStoreState::Unavailable(_));
     until("the sentinel names no master", unavailable).await;
 }
 

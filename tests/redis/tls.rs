@@ -67,7 +67,7 @@ async fn server_with_tls_needs_authority_and_client_certificate() {
         tls: without_certificate,
         ..settings(std::slice::from_ref(&url))
     });
-    until("the server refuses", || closed(&refused)).await;
+    until("the server refuses", async || closed(&refused)).await;
     let without_authority = Replica::start(settings(&[url]));
-    until("the server's certificate is refused", || closed(&without_authority)).await;
+    until("the server's certificate is refused", async || closed(&without_authority)).await;
 }

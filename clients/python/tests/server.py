@@ -13,6 +13,7 @@ LOOPBACK = "127.0.0.1"
 WAIT = 20.0
 
 
+# The package is tested alone: it imports nothing from the repository around it.
 async def eventually(what, condition):
     """Waits until `condition()`, or what it returns to be awaited, is true, and returns it."""
     end = time.monotonic() + WAIT

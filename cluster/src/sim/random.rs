@@ -28,6 +28,7 @@ const OWN_EVERY: [u64; 2] = [6, 7];
 /// In one of this many scripts a process that is no member is at a seed.
 const STRANGER_EVERY: u64 = 4;
 /// One of this many scripts has a flood of keys, and little memory. Such a script takes as long as twenty others.
+/// `tests/simulate --flood-every 5` plays many more of them each week.
 const FLOOD_EVERY: u64 = 40;
 /// The keys of a flood. So many counters and their backups take more than the memory of two to four replicas.
 const FLOOD_KEYS: Range<usize> = 20_000..40_000;
