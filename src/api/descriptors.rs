@@ -9,7 +9,7 @@ use tollgate_limiter::limiter::{self, Override, RequestBounds, UnknownUnit};
 use tollgate_rules::Unit;
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, entry};
 
-use crate::api::error::RequestFault;
+use crate::api::Error;
 
 /// Decoded descriptors.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ impl<'m> Descriptors<'m> {
         message: &'m [u8],
         bounds: RequestBounds,
         mut hits: impl FnMut(&mut DecodedDescriptor, u32, FieldValue<'m>) -> Result<(), MalformedMessage>,
-    ) -> Result<(), RequestFault> {
+    ) -> Result<(), Error> {
         let index = self.each.len();
         let begin = self.entries.len();
         bounds.descriptor(index)?;
@@ -59,7 +59,7 @@ impl<'m> Descriptors<'m> {
                 }
                 // A message field that is sent twice is merged.
                 (2, FieldValue::Bytes(limit)) => descriptor.limit.get_or_insert_default().merge(limit)?,
-                (1..=2, _wrong_type) => return Err(RequestFault::Malformed),
+                (1..=2, _wrong_type) => return Err(MalformedMessage.into()),
                 (number, value) => hits(&mut descriptor, number, value)?,
             }
         }

@@ -6,10 +6,9 @@ use std::{
 };
 
 use tollgate_counter::metrics::{Histogram, MetricCounter, micros};
-use tollgate_limiter::limiter::{HoldError, LimiterError};
 use tollgate_telemetry::metrics::metrics;
 
-use crate::api::{ApiKind, Error, error::AccessError, failed_calls::FailedCalls};
+use crate::api::{ApiKind, Error, error::Unanswered, failed_calls::FailedCalls};
 
 const DURATION_BOUNDS: [Duration; 15] =
     micros([5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000]);
@@ -25,24 +24,14 @@ pub struct ApiMetrics {
     pub duration: Histogram,
     /// Delays that requests were given.
     pub delays: Histogram,
-    /// Requests rejected because no rules are loaded.
-    pub no_rules: MetricCounter,
-    /// Requests rejected because the slot owner is not known yet.
-    pub joining: MetricCounter,
-    /// Requests rejected because too many remote checks are open.
-    pub overloaded: MetricCounter,
-    /// Invalid requests.
-    pub invalid: MetricCounter,
-    /// Reservations whose owner could not be reached.
-    pub owner_unreachable: MetricCounter,
-    /// Resets without the right admin token.
-    pub wrong_token: MetricCounter,
     /// Calls that were answered with an error.
     pub failed_calls: FailedCalls,
     /// Changes of limits of their own.
     pub(super) own_limits: OwnLimitCounts,
     /// Requests to `/check` that lack a header.
     pub(super) missing_headers: MetricCounter,
+    // In the order of `Unanswered`.
+    unanswered: [MetricCounter; Unanswered::ALL.len()],
     // In the order of `ApiKind`.
     requests: [MetricCounter; ApiKind::ALL.len()],
     waiting: AtomicU64,
@@ -52,12 +41,9 @@ metrics! { METRICS: ApiMetrics;
     Counter "tollgate_unanswered_requests_total" ["reason"]
         "Requests answered with an error: no_rules before rules are loaded, joining before owners are known, overloaded by checks that wait for other replicas, owner_unreachable for reservations, invalid if malformed, wrong_token for resets."
         => |all, family| {
-            family.sample(&["no_rules"], all.no_rules.get());
-            family.sample(&["joining"], all.joining.get());
-            family.sample(&["overloaded"], all.overloaded.get());
-            family.sample(&["owner_unreachable"], all.owner_unreachable.get());
-            family.sample(&["invalid"], all.invalid.get());
-            family.sample(&["wrong_token"], all.wrong_token.get());
+            for reason in Unanswered::ALL {
+                family.sample(&[reason.name()], all.unanswered(reason));
+            }
         };
     Counter "tollgate_failed_calls_total" ["method", "reason"]
         "Calls answered with an error, by the path of their method (other: not served, or of another service) and the reason of docs/api.md or docs/metrics.md."
@@ -146,15 +132,10 @@ impl Default for ApiMetrics {
         Self {
             duration: Histogram::new(&DURATION_BOUNDS),
             delays: Histogram::new(&DELAY_BOUNDS),
-            no_rules: MetricCounter::default(),
-            joining: MetricCounter::default(),
-            overloaded: MetricCounter::default(),
-            invalid: MetricCounter::default(),
-            owner_unreachable: MetricCounter::default(),
-            wrong_token: MetricCounter::default(),
             failed_calls: FailedCalls::default(),
             own_limits: OwnLimitCounts::default(),
             missing_headers: MetricCounter::default(),
+            unanswered: Default::default(),
             requests: Default::default(),
             waiting: AtomicU64::new(0),
         }
@@ -193,42 +174,15 @@ impl ApiMetrics {
         DelayedCall(&self.waiting)
     }
 
-    pub(super) fn unanswered(&self, error: Error) {
-        match error {
-            Error::LimiterError(LimiterError::NoRules) => self.no_rules.increase(),
-            Error::LimiterError(LimiterError::Joining | LimiterError::Remote | LimiterError::NoStore) => {
-                self.joining.increase();
-            }
-            Error::LimiterError(LimiterError::Overloaded) => self.overloaded.increase(),
-            Error::Malformed(_)
-            | Error::NoRequests
-            | Error::Mode(_)
-            | Error::Timeout
-            | Error::Ttl
-            | Error::OnExpiry(_)
-            | Error::NoId
-            | Error::LongId(_)
-            | Error::Fault(_)
-            | Error::FaultOf { .. } => self.invalid.increase(),
-            Error::Hold(error) => match error {
-                HoldError::Limiter(error) => self.unanswered(Error::LimiterError(error)),
-                HoldError::Request(_) | HoldError::Ttl(_) | HoldError::NotCharge { .. } => {
-                    self.invalid.increase();
-                }
-                HoldError::OwnerUnreachable => self.owner_unreachable.increase(),
-                // The store counts it.
-                HoldError::Exhausted => {}
-            },
-            Error::Access(AccessError::Refused | AccessError::Busy) => {
-                self.wrong_token.increase();
-            }
-            // Other resets are not requests for a decision.
-            Error::Access(AccessError::NoToken | AccessError::Unusable)
-            | Error::LimitOrHits(_)
-            | Error::NotEscaped(_)
-            | Error::NotListed(_)
-            | Error::PageToken
-            | Error::NoCounter { .. } => {}
+    /// Requests that had an error and are counted as this.
+    pub fn unanswered(&self, reason: Unanswered) -> u64 {
+        self.unanswered[reason as usize].get()
+    }
+
+    /// Counts a request that has an error.
+    pub(super) fn count_unanswered(&self, error: &Error) {
+        if let Some(reason) = error.counted {
+            self.unanswered[reason as usize].increase();
         }
     }
 }

@@ -7,8 +7,8 @@ use tollgate_limiter::limiter::{self, RequestBounds};
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, text};
 
 use crate::api::{
+    Error,
     descriptors::{DecodedDescriptor, Descriptors},
-    error::RequestFault,
 };
 
 /// A decoded request.
@@ -30,7 +30,7 @@ pub(super) struct SentHits {
 }
 
 /// Decodes a request within `bounds`, with the same result as `prost`.
-pub fn decode(message: &[u8], bounds: RequestBounds) -> Result<RlsRequest<'_>, RequestFault> {
+pub fn decode(message: &[u8], bounds: RequestBounds) -> Result<RlsRequest<'_>, Error> {
     let mut request = RlsRequest::default();
     request.read(message, bounds)?;
     Ok(request)
@@ -54,14 +54,14 @@ fn read_hits(
 impl<'m> RlsRequest<'m> {
     /// Reads a message into an empty request, as [`decode`] does. A request has 400 bytes, and is not moved here.
     #[inline]
-    pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), RequestFault> {
+    pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), Error> {
         let mut fields = MessageFields::new(message);
         while let Some(field) = fields.next_field()? {
             match field {
                 (1, FieldValue::Bytes(domain)) => self.domain = text(domain)?,
                 (2, FieldValue::Bytes(descriptor)) => self.descriptors.add(descriptor, bounds, read_hits)?,
                 (3, FieldValue::Varint(hits)) => self.hits_addend = hits as u32,
-                (1..=3, _wrong_type) => return Err(RequestFault::Malformed),
+                (1..=3, _wrong_type) => return Err(MalformedMessage.into()),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
         }

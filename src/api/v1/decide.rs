@@ -12,7 +12,7 @@ use crate::api::{
     Api, Error,
     call::{Handled, Verb},
     v1::{
-        decode::{DecodedRequest, EncodedRequests},
+        decode::{DecodedRequest, EncodedRequests, MALFORMED_REQUEST},
         encode::{self, DecidedRequest},
     },
 };
@@ -73,8 +73,8 @@ impl EncodedAnswers {
     #[cold]
     fn undecided(&mut self, id: &str, error: Error) {
         self.any_final |= error.is_caller_error();
+        encode::undecided(&mut self.frame, id, &error);
         self.errors.push(error);
-        encode::undecided(&mut self.frame, id, error);
     }
 
     fn append(&mut self, later: Self) {
@@ -87,7 +87,7 @@ impl EncodedAnswers {
     /// the call elsewhere if it has charged nothing, so an error of a request that may be charged comes first.
     fn failure(&self) -> Option<Error> {
         let charged = self.errors.iter().find(|error| !error.has_charged_nothing());
-        charged.or(self.errors.first()).filter(|_| !self.any_final).copied()
+        charged.or(self.errors.first()).filter(|_| !self.any_final).cloned()
     }
 }
 
@@ -141,15 +141,15 @@ impl Api {
         answers: &mut EncodedAnswers,
     ) -> Option<PartOfCheck> {
         let mut request = DecodedRequest::default();
-        if let Err(fault) = request.read(message, self.settings.bounds()) {
-            answers.undecided("", fault.into());
+        if let Err(error) = request.read(message, self.settings.bounds()) {
+            answers.undecided("", Error::with_malformed_text(MALFORMED_REQUEST)(error));
             return None;
         }
         let DecisionContext { verb, timeout, view, .. } = context;
         let asked = match request.limiter_request(verb, timeout) {
             Ok(asked) => asked,
-            Err(fault) => {
-                answers.undecided(request.id, fault.into());
+            Err(error) => {
+                answers.undecided(request.id, error);
                 return None;
             }
         };
@@ -157,8 +157,8 @@ impl Api {
         match request.once(verb, self.settings.request_id_window) {
             Ok(None) => {}
             Ok(Some(hold)) => return self.decide_once(hold, part, &asked, context, answers),
-            Err(fault) => {
-                answers.undecided(request.id, fault.into());
+            Err(error) => {
+                answers.undecided(request.id, error);
                 return None;
             }
         }
@@ -200,11 +200,11 @@ impl Api {
         let decoded = decode_all(requests, self.settings.bounds())?;
         let each = decoded.iter().enumerate().map(|(index, request)| {
             let asked = request.limiter_request(verb, timeout);
-            asked.map_err(|fault| Error::FaultOf { request: index, fault })
+            asked.map_err(in_request(index))
         });
         let each = each.collect::<Result<Vec<_>, _>>()?;
-        let request = limiter::Request::together(&each)
-            .map_err(|(request, error)| Error::FaultOf { request, fault: error.into() })?;
+        let request =
+            limiter::Request::together(&each).map_err(|(index, error)| in_request(index)(error.into()))?;
         let ids = decoded.iter().map(|request| request.id);
         let parts: Vec<AnsweredPart<&str>> = ids
             .zip(&each)
@@ -230,7 +230,7 @@ impl Api {
         if let Some(error) = answers.failure() {
             return Err(error);
         }
-        answers.errors.into_iter().for_each(|error| self.metrics.unanswered(error));
+        answers.errors.iter().for_each(|error| self.metrics.count_unanswered(error));
         Ok(answers.frame)
     }
 
@@ -315,7 +315,7 @@ fn decode_all<'m>(
     let mut descriptors = 0;
     for (index, message) in requests.iter().enumerate() {
         let request = DecodedRequest::decode(message, bounds).and_then(DecodedRequest::without_request_id);
-        let request = request.map_err(|fault| Error::FaultOf { request: index, fault })?;
+        let request = request.map_err(in_request(index))?;
         descriptors += request.descriptors();
         if descriptors > bounds.descriptors {
             return Err(TooLarge::Descriptors { most: bounds.descriptors }.into());
@@ -323,6 +323,11 @@ fn decode_all<'m>(
         each.push(request);
     }
     Ok(each)
+}
+
+/// The error in the request at `index` of a call whose requests are decided together.
+fn in_request(index: usize) -> impl Fn(Error) -> Error {
+    move |error| error.at(format_args!("requests[{index}]"))
 }
 
 #[cfg(test)]
@@ -333,12 +338,11 @@ mod tests {
 
     #[test]
     fn call_fails_by_the_error_that_may_have_charged() {
-        let joining = LimiterError::Joining.into();
-        let remote = LimiterError::Remote.into();
+        let (joining, remote) = (LimiterError::Joining, LimiterError::Remote);
         for errors in [[joining, remote], [remote, joining]] {
             let mut answers = EncodedAnswers::for_call(errors.len());
-            errors.into_iter().for_each(|error| answers.undecided("", error));
-            assert!(matches!(answers.failure(), Some(Error::LimiterError(LimiterError::Remote))));
+            errors.into_iter().for_each(|error| answers.undecided("", error.into()));
+            assert_eq!(answers.failure(), Some(remote.into()));
         }
     }
 }

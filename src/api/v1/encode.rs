@@ -47,7 +47,7 @@ pub(super) fn decided(out: &mut Vec<u8>, request: &DecidedRequest<'_, '_>) {
 }
 
 /// Appends the answer to a request that was not decided.
-pub(super) fn undecided(out: &mut Vec<u8>, id: &str, error: Error) {
+pub(super) fn undecided(out: &mut Vec<u8>, id: &str, error: &Error) {
     let error = error.details();
     nested(out, 1, |out| {
         text_field(out, 1, id);

@@ -57,7 +57,7 @@ impl<'m> HoldCall<'m> {
         let named = DomainDescriptors::decode(message, bounds, |number, value| {
             match (number, value) {
                 (3, FieldValue::Varint(hits)) => amount = hits,
-                (4, FieldValue::Bytes(given)) => ttl = duration(given).ok_or(Error::Ttl)?,
+                (4, FieldValue::Bytes(given)) => ttl = duration(given).ok_or_else(invalid_ttl)?,
                 (5, FieldValue::Bytes(given)) => id = text(given)?,
                 (6, FieldValue::Varint(number)) => on_expiry = number as i32,
                 (3..=6, _wrong_type) => return Err(MalformedMessage.into()),
@@ -75,9 +75,7 @@ impl<'m> HoldCall<'m> {
             "" => Cow::Owned(format!("{:032x}", rand::random::<u128>())),
             given => Cow::Borrowed(given),
         };
-        let hold_id = HoldId::new(id.as_bytes())?;
-        let terms = HoldTerms::new(hold_id, ttl, on_expiry).map_err(limiter::HoldError::from)?;
-        let terms = terms.with_descriptors(each);
+        let terms = HoldTerms::new(hold_id(&id)?, ttl, on_expiry)?.with_descriptors(each);
         Ok(Self { named, hits: Some(amount.max(1)), id, hold: HoldRequest::Reserve(terms) })
     }
 
@@ -96,10 +94,13 @@ impl<'m> HoldCall<'m> {
             Ok(())
         })?;
         if id.is_empty() {
-            return Err(Error::NoId);
+            return Err(Error::invalid(
+                "INVALID_ID",
+                "reservation_id: missing; send that of the reservation",
+            ));
         }
         let hits = has_actual.then_some(actual);
-        let hold = HoldRequest::Settle(HoldId::new(id.as_bytes())?);
+        let hold = HoldRequest::Settle(hold_id(id)?);
         Ok(Self { named, hits, id: Cow::Borrowed(id), hold })
     }
 
@@ -188,11 +189,23 @@ impl PlannedHold {
     }
 }
 
+fn hold_id(id: &str) -> Result<HoldId, Error> {
+    HoldId::new(id.as_bytes())
+        .map_err(|error| Error::invalid("INVALID_ID", error.to_string()).at("reservation_id"))
+}
+
+fn invalid_ttl() -> Error {
+    Error::invalid("INVALID_TTL", "ttl: not a duration from 1 ms to 24 h")
+}
+
 /// What happens at the expiry, by its number.
 fn on_expiry_of(number: i32) -> Result<OnExpiry, Error> {
     match reserve_request::OnExpiry::try_from(number) {
         Ok(reserve_request::OnExpiry::Release) => Ok(OnExpiry::Release),
         Ok(reserve_request::OnExpiry::Charge) => Ok(OnExpiry::Charge),
-        Err(_) => Err(Error::OnExpiry(number)),
+        Err(_) => {
+            let why = format!("on_expiry: {number} is unknown; send RELEASE or CHARGE");
+            Err(Error::invalid("UNKNOWN_ON_EXPIRY", why))
+        }
     }
 }

@@ -15,7 +15,10 @@ use tollgate_counter::{
 };
 use tollgate_rules::{DecisionTotals, KeyedRules, Rules};
 
-use crate::api::admin::{AdminState, cluster, counters, format, rules::numbers};
+use crate::api::{
+    admin::{AdminState, cluster, counters, format, rules::numbers},
+    error::Unanswered,
+};
 
 /// The maximum number of rules in a sample.
 const RULES_MAX: usize = 1_000;
@@ -111,10 +114,10 @@ impl PageSampler {
             .map(|(listener, expires)| json!({"listener": listener, "expires_at": format::instant(expires)}));
         let mut sample = point.json();
         sample["requests"]["waiting"] = requests.waiting().into();
-        sample["requests"]["no_rules"] = requests.no_rules.get().into();
-        sample["requests"]["joining"] = requests.joining.get().into();
-        sample["requests"]["overloaded"] = requests.overloaded.get().into();
-        sample["requests"]["invalid"] = requests.invalid.get().into();
+        for reason in [Unanswered::NoRules, Unanswered::Joining, Unanswered::Overloaded, Unanswered::Invalid]
+        {
+            sample["requests"][reason.name()] = requests.unanswered(reason).into();
+        }
         sample["unmatched"] = metrics.unmatched.get().into();
         sample["unknown_domains"] = metrics.unknown_domains.get().into();
         sample["store"] = counters::store_json(state);
