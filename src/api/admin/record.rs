@@ -69,7 +69,7 @@ pub(super) async fn stream(
     let end = Instant::now() + time;
     let limiter = state.limiter.clone();
     let lines = stream::unfold(Some((recording, limiter)), move |recording| async move {
-        let (recording, limiter) = recording?;
+        let (mut recording, limiter) = recording?;
         let empty_line = Instant::now() + EMPTY_LINE_INTERVAL;
         // Lines are written on a thread of their own, because other requests to this listener must not wait for them.
         let written = match timeout_at(end.min(empty_line), recording.next()).await {
