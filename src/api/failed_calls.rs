@@ -3,7 +3,7 @@
 //! Envoy lets requests pass whose call has failed, so such calls must not go unnoticed.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
     sync::Mutex,
@@ -24,7 +24,7 @@ use crate::api::{
     call::{CHECK_PATH, CHECK_STREAM_PATH},
 };
 
-const SECONDS: usize = 60;
+const SECONDS: u64 = 60;
 /// What is logged of a path or a message, in bytes.
 const TEXT_BYTES_MAX: usize = 256;
 /// The method of the version before, which Envoy speaks with an old `transport_api_version`.
@@ -73,15 +73,8 @@ struct Failures {
     total: u64,
     code: Code,
     peer: Option<IpAddr>,
-    last_minute: LastMinute,
-}
-
-/// What happened in each of the last 60 seconds.
-#[derive(Debug)]
-struct LastMinute {
-    // Invariant: never decreases.
-    second: u64,
-    counts: [u32; SECONDS],
+    // The seconds with calls, and how many each had. Invariant: seconds increase.
+    last_minute: VecDeque<(u64, u64)>,
 }
 
 impl Default for FailedCalls {
@@ -102,11 +95,16 @@ impl FailedCalls {
             total: 0,
             code: call.code,
             peer,
-            last_minute: LastMinute { second, counts: [0; SECONDS] },
+            last_minute: VecDeque::new(),
         });
         failures.total += 1;
         (failures.code, failures.peer) = (call.code, peer);
-        failures.last_minute.add(second);
+        failures.forget(second);
+        match failures.last_minute.back_mut() {
+            // The clock may have been set back.
+            Some((last, calls)) if *last >= second => *calls += 1,
+            Some(_) | None => failures.last_minute.push_back((second, 1)),
+        }
         drop(each);
         if let Some(left_out) = self.sampler.take(second) {
             warn!(
@@ -135,9 +133,9 @@ impl FailedCalls {
     pub(super) fn recent(&self, now: Timestamp) -> Vec<RecentFailures> {
         let mut recent = Vec::new();
         for (&(method, reason), failures) in &mut *lock(&self.each) {
-            let code = failures.code;
-            let peer = failures.peer;
-            let calls = failures.last_minute.sum(second_of(now));
+            failures.forget(second_of(now));
+            let Failures { code, peer, ref last_minute, .. } = *failures;
+            let calls = last_minute.iter().map(|(_, calls)| calls).sum();
             if calls > 0 {
                 recent.push(RecentFailures { method, code, reason, calls, peer });
             }
@@ -147,24 +145,11 @@ impl FailedCalls {
     }
 }
 
-impl LastMinute {
-    fn add(&mut self, second: u64) {
-        self.advance(second);
-        let count = &mut self.counts[self.second as usize % SECONDS];
-        *count = count.saturating_add(1);
-    }
-
-    fn sum(&mut self, second: u64) -> u64 {
-        self.advance(second);
-        self.counts.iter().map(|count| u64::from(*count)).sum()
-    }
-
-    /// Forgets the seconds that are a minute old.
-    fn advance(&mut self, second: u64) {
-        let passed = second.saturating_sub(self.second).min(SECONDS as u64);
-        self.second = self.second.max(second);
-        for past in 0..passed {
-            self.counts[(self.second - past) as usize % SECONDS] = 0;
+impl Failures {
+    /// Forgets the seconds that are a minute old at `second`.
+    fn forget(&mut self, second: u64) {
+        while self.last_minute.front().is_some_and(|(past, _)| past + SECONDS <= second) {
+            self.last_minute.pop_front();
         }
     }
 }
