@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
-use tollgate_counter::metrics::{Histogram, MetricCounter, micros};
+use tollgate_counter::{
+    metrics::{Histogram, MetricCounter, micros},
+    named,
+};
 use tollgate_telemetry::metrics::metrics;
 
 use crate::api::{ApiKind, Error, error::Unanswered, failed_calls::FailedCalls};
@@ -26,10 +29,10 @@ pub struct ApiMetrics {
     pub delays: Histogram,
     /// Calls that were answered with an error.
     pub failed_calls: FailedCalls,
-    /// Changes of limits of their own.
-    pub(super) own_limits: OwnLimitCounts,
     /// Requests to `/check` that lack a header.
     pub(super) missing_headers: MetricCounter,
+    // In the order of `OwnLimitResult`.
+    own_limits: [MetricCounter; OwnLimitResult::ALL.len()],
     // In the order of `Unanswered`.
     unanswered: [MetricCounter; Unanswered::ALL.len()],
     // In the order of `ApiKind`.
@@ -70,13 +73,9 @@ metrics! { METRICS: ApiMetrics;
     Counter "tollgate_own_limit_changes_total" ["result"]
         "Changes of limits of their own: set, cleared, dropped a day after their rule or its window, or refused for this reason."
         => |all, family| {
-            family.sample(&["set"], all.own_limits.set.get());
-            family.sample(&["cleared"], all.own_limits.cleared.get());
-            family.sample(&["dropped"], all.own_limits.dropped.get());
-            for ((_, result), refused) in REFUSALS.iter().zip(&all.own_limits.refused) {
-                family.sample(&[*result], refused.get());
+            for result in OwnLimitResult::ALL {
+                family.sample(&[result.name()], all.own_limits(result).get());
             }
-            family.sample(&["other"], all.own_limits.other.get());
         };
     Gauge "tollgate_queue_waiting_requests" []
         "Requests waiting for their turn in a leaky_queue."
@@ -86,30 +85,25 @@ metrics! { METRICS: ApiMetrics;
         => |all, family| family.buckets(&all.delays.buckets());
 }
 
-/// The reasons for which limits of their own are refused, with their results in metrics.
-const REFUSALS: [(&str, &str); 4] = [
-    ("NO_OWN_LIMITS", "no_own_limits"),
-    ("OUT_OF_BOUNDS", "out_of_bounds"),
-    ("OTHER_VERSION", "other_version"),
-    ("NO_MEMORY", "no_memory"),
-];
-
-/// Counts changes of limits of their own.
-#[derive(Debug, Default)]
-pub(super) struct OwnLimitCounts {
-    pub(super) set: MetricCounter,
-    pub(super) cleared: MetricCounter,
-    pub(super) dropped: MetricCounter,
-    // In the order of `REFUSALS`.
-    refused: [MetricCounter; REFUSALS.len()],
-    other: MetricCounter,
+named! {
+    /// The result of a change of a limit of its own.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum OwnLimitResult {
+        Set = "set",
+        Cleared = "cleared",
+        Dropped = "dropped",
+        NoOwnLimits = "no_own_limits",
+        OutOfBounds = "out_of_bounds",
+        OtherVersion = "other_version",
+        NoMemory = "no_memory",
+        Other = "other",
+    }
 }
 
-impl OwnLimitCounts {
-    /// Counts a change that is refused for this reason.
-    pub(super) fn refused(&self, reason: &str) {
-        let counter = REFUSALS.iter().position(|(known, _)| *known == reason);
-        counter.map_or(&self.other, |index| &self.refused[index]).increase();
+impl OwnLimitResult {
+    /// The result of a change that is refused for this reason: they have one name, unless it is `other`.
+    pub(super) fn refused(reason: &str) -> Self {
+        Self::ALL.into_iter().find(|each| each.name().eq_ignore_ascii_case(reason)).unwrap_or(Self::Other)
     }
 }
 
@@ -133,8 +127,8 @@ impl Default for ApiMetrics {
             duration: Histogram::new(&DURATION_BOUNDS),
             delays: Histogram::new(&DELAY_BOUNDS),
             failed_calls: FailedCalls::default(),
-            own_limits: OwnLimitCounts::default(),
             missing_headers: MetricCounter::default(),
+            own_limits: Default::default(),
             unanswered: Default::default(),
             requests: Default::default(),
             waiting: AtomicU64::new(0),
@@ -172,6 +166,11 @@ impl ApiMetrics {
         self.delays.record(delay);
         self.waiting.fetch_add(1, Ordering::Relaxed);
         DelayedCall(&self.waiting)
+    }
+
+    /// Changes of limits of their own with this result.
+    pub(super) fn own_limits(&self, result: OwnLimitResult) -> &MetricCounter {
+        &self.own_limits[result as usize]
     }
 
     /// Requests that had an error and are counted as this.

@@ -25,6 +25,7 @@ use crate::api::{
     Api, Error,
     call::CallReply,
     descriptors::{unit, unit_number},
+    metrics::OwnLimitResult,
     v1::{decode::DomainDescriptors, reset::unescaped},
 };
 
@@ -109,7 +110,7 @@ impl Api {
         let checked: Vec<_> =
             stream::iter(checked.collect::<Vec<_>>()).buffered(ASKED_AT_ONCE).collect().await;
         for error in checked.iter().filter_map(|checked| checked.as_ref().err()) {
-            self.metrics.own_limits.refused(error.reason);
+            self.metrics.own_limits(OwnLimitResult::refused(error.reason)).increase();
         }
         let invalid = checked.iter().position(Result::is_err);
         let results = match invalid {
@@ -181,7 +182,7 @@ impl Api {
         match checked.await {
             Ok(checked) => self.change(view, checked).await,
             Err(error) => {
-                self.metrics.own_limits.refused(error.reason);
+                self.metrics.own_limits(OwnLimitResult::refused(error.reason)).increase();
                 failed(&error)
             }
         }
@@ -202,7 +203,7 @@ impl Api {
                 Ok(outcome) => outcome,
                 Err(error) => {
                     let error = Error::from(error);
-                    self.metrics.own_limits.refused(error.reason);
+                    self.metrics.own_limits(OwnLimitResult::refused(error.reason)).increase();
                     return failed(&error);
                 }
             };
@@ -232,11 +233,12 @@ impl Api {
             }
             None => None,
         };
-        match &refused {
-            Some(error) => self.metrics.own_limits.refused(error.reason),
-            None if is_cleared => self.metrics.own_limits.cleared.increase(),
-            None => self.metrics.own_limits.set.increase(),
-        }
+        let counted = match &refused {
+            Some(error) => OwnLimitResult::refused(error.reason),
+            None if is_cleared => OwnLimitResult::Cleared,
+            None => OwnLimitResult::Set,
+        };
+        self.metrics.own_limits(counted).increase();
         let result = result(&counter, state.as_ref());
         v1::LimitResult { error: refused.as_ref().map(Error::details), ..result }
     }
