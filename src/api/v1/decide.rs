@@ -11,9 +11,10 @@ use tollgate_wire::{proto::tollgate::v1::check_request::Mode, protobuf::FRAME_PR
 use crate::api::{
     Api, Error,
     call::{Handled, Verb},
+    denial_body::When,
     v1::{
         decode::{DecodedRequest, EncodedRequests, MALFORMED_REQUEST},
-        encode::{self, DecidedRequest},
+        encode,
     },
 };
 
@@ -34,9 +35,9 @@ enum PartOfCheck {
 
 /// A request of a call that is answered: its id, and the number of its descriptors.
 #[derive(Clone, Copy, Debug)]
-struct AnsweredPart<I> {
-    id: I,
-    descriptors: usize,
+pub(super) struct AnsweredPart<I> {
+    pub(super) id: I,
+    pub(super) descriptors: usize,
 }
 
 /// How the requests of a call are decided.
@@ -64,10 +65,11 @@ impl EncodedAnswers {
         Self { frame, any_final: false, errors: Vec::new() }
     }
 
+    /// The buffer, for an answer with a verdict.
     #[inline]
-    fn decided(&mut self, request: &DecidedRequest<'_, '_>) {
+    fn decided(&mut self) -> &mut Vec<u8> {
         self.any_final = true;
-        encode::decided(&mut self.frame, request);
+        &mut self.frame
     }
 
     #[cold]
@@ -165,7 +167,9 @@ impl Api {
         let decided = view.decide(&asked);
         match decided {
             // Borrowed, because an answer is large to move.
-            Ok(AnswerOrPlan::Answer(ref answer)) => self.answer(answers, &[part], &asked, view, answer),
+            Ok(AnswerOrPlan::Answer(ref answer)) => {
+                self.answer(answers.decided(), &[part], &asked, view, answer)
+            }
             Ok(AnswerOrPlan::Plan(plan)) => return Some(PartOfCheck::planned(plan, [part])),
             Err(error) => answers.undecided(request.id, error.into()),
         }
@@ -184,7 +188,9 @@ impl Api {
         answers: &mut EncodedAnswers,
     ) -> Option<PartOfCheck> {
         match view.hold(asked, hold, caller) {
-            Ok(AnswerOrPlan::Answer(held)) => self.answer(answers, &[part], asked, view, &held.answer),
+            Ok(AnswerOrPlan::Answer(held)) => {
+                self.answer(answers.decided(), &[part], asked, view, &held.answer)
+            }
             Ok(AnswerOrPlan::Plan(plan)) => return Some(PartOfCheck::planned(plan, [part])),
             Err(error) => answers.undecided(part.id, error.into()),
         }
@@ -213,7 +219,7 @@ impl Api {
         match view.decide(&request)? {
             AnswerOrPlan::Answer(answer) => {
                 let mut answers = EncodedAnswers::for_call(parts.len());
-                self.answer(&mut answers, &parts, &request, view, &answer);
+                self.answer(answers.decided(), &parts, &request, view, &answer);
                 self.whole(answers).map(Handled::Ready)
             }
             AnswerOrPlan::Plan(plan) => {
@@ -236,9 +242,9 @@ impl Api {
 
     /// Appends the answers to the parts of `request`.
     #[inline]
-    fn answer<I: AsRef<str>>(
+    pub(super) fn answer<I: AsRef<str>>(
         &self,
-        answers: &mut EncodedAnswers,
+        frame: &mut Vec<u8>,
         parts: &[AnsweredPart<I>],
         request: &limiter::Request<'_>,
         view: &ActiveView<'_>,
@@ -246,21 +252,14 @@ impl Api {
     ) {
         self.observe(request, view, answer);
         let modes = self.limiter.modes();
-        let retry_after = answer.retry_after(modes, request);
         let never = answer.never_because(modes, request);
+        let when = When { retry_after: answer.retry_after(modes, request), never_because: never.as_deref() };
         let mut begin = 0;
         for AnsweredPart { id, descriptors } in parts {
             let range = begin..begin + descriptors;
             begin = range.end;
-            answers.decided(&DecidedRequest {
-                id: id.as_ref(),
-                descriptors: &request.descriptors()[range.clone()],
-                passes: answer.passes,
-                delay: answer.delay,
-                retry_after,
-                never_because: never.as_deref(),
-                statuses: &answer.statuses[range],
-            });
+            let descriptors = &request.descriptors()[range.clone()];
+            encode::decided(frame, id.as_ref(), descriptors, &answer.statuses[range], answer, when);
         }
     }
 }
@@ -293,7 +292,7 @@ impl PlannedCheck {
             };
             match outcomes.next() {
                 Some(Ok(outcomes)) => plan.answer(&api.limiter, &outcomes, |view, request, held| {
-                    api.answer(&mut answers, &requests, request, view, &held.answer);
+                    api.answer(answers.decided(), &requests, request, view, &held.answer);
                 }),
                 Some(Err(error)) => {
                     requests.iter().for_each(|part| answers.undecided(&part.id, error.into()));

@@ -16,8 +16,9 @@ use crate::api::{
     Api, Error,
     call::{Call, CallReply, Handled, HoldVerb},
     v1::{
+        decide::AnsweredPart,
         decode::{DomainDescriptors, duration},
-        encode::{self, DecidedRequest},
+        encode,
     },
 };
 
@@ -151,19 +152,8 @@ impl Api {
         match verb {
             HoldVerb::Reserve => {
                 let HeldAnswer { answer, is_held, has_ended, .. } = held;
-                self.observe(request, view, answer);
-                let modes = self.limiter.modes();
-                let never = answer.never_because(modes, request);
-                let decided = DecidedRequest {
-                    id: "",
-                    descriptors: request.descriptors(),
-                    passes: answer.passes,
-                    delay: answer.delay,
-                    retry_after: answer.retry_after(modes, request),
-                    never_because: never.as_deref(),
-                    statuses: &answer.statuses,
-                };
-                encode::decided(&mut frame, &decided);
+                let part = AnsweredPart { id: "", descriptors: request.descriptors().len() };
+                self.answer(&mut frame, &[part], request, view, answer);
                 if *is_held {
                     text_field(&mut frame, 2, id);
                     number(&mut frame, 3, u64::from(*has_ended));
