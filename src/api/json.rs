@@ -1,6 +1,6 @@
 //! Converts rate limit messages by the JSON mapping of Protocol Buffers.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use prost::Message;
 use prost_reflect::{DynamicMessage, MethodDescriptor};
@@ -121,20 +121,9 @@ enum Position {
     Entry,
 }
 
-/// Fields that are counted.
-#[derive(Clone, Copy, Deserialize)]
-#[serde(field_identifier, rename_all = "lowercase")]
-enum JsonField {
-    #[serde(alias = "limits")]
-    Requests,
-    Limit,
-    Key,
-    Descriptors,
-    Entries,
-    Prefix,
-    #[serde(other)]
-    Other,
-}
+/// The name of a field, which is copied only if it has escapes.
+#[derive(Deserialize)]
+struct FieldName<'n>(#[serde(borrow)] Cow<'n, str>);
 
 impl Count {
     fn record<E: serde::de::Error>(&mut self, counted: Result<(), TooLarge>) -> Result<(), E> {
@@ -173,17 +162,13 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(field) = map.next_key::<JsonField>()? {
-            let position = match (self.position, field) {
-                (Position::Call, JsonField::Requests) => Position::Requests,
-                (Position::Request | Position::RequestOfCall, JsonField::Descriptors) => {
-                    Position::Descriptors
-                }
-                (Position::RequestOfCall, JsonField::Limit) => Position::OwnLimit,
-                (Position::OwnLimit, JsonField::Key) => Position::Descriptor,
-                (Position::Descriptor, JsonField::Entries) | (Position::Request, JsonField::Prefix) => {
-                    Position::Entries
-                }
+        while let Some(FieldName(name)) = map.next_key()? {
+            let position = match (self.position, &*name) {
+                (Position::Call, "requests" | "limits") => Position::Requests,
+                (Position::Request | Position::RequestOfCall, "descriptors") => Position::Descriptors,
+                (Position::RequestOfCall, "limit") => Position::OwnLimit,
+                (Position::OwnLimit, "key") => Position::Descriptor,
+                (Position::Descriptor, "entries") | (Position::Request, "prefix") => Position::Entries,
                 _another => {
                     map.next_value::<IgnoredAny>()?;
                     continue;
