@@ -16,7 +16,7 @@ use crate::api::{
     admin::{
         AdminState,
         alerts::MEMORY_REPAIR,
-        doctor::{envoy::knows_keys, rules::missing_rule_repair},
+        doctor::{envoy::knows_keys, rules::RuleRepairs},
         format,
     },
     failed_calls::RecentFailures,
@@ -111,7 +111,7 @@ fn unknown_domains(sources: &AdminState, active: &KeyedRules) -> Option<DoctorFi
             ),
             format!(
                 "set `domain` of the caller, in Envoy that of the rate limit filter, to one of the rules, or {}; the rules have {}",
-                missing_rule_repair(&sources.rule_source),
+                RuleRepairs::new(&sources.rule_source).missing,
                 listed(known)
             ),
         )
@@ -137,7 +137,7 @@ fn unmatched_descriptors(sources: &AdminState, active: &KeyedRules) -> Vec<Docto
     let examples = metrics.unmatched_examples.each(is_unmatched);
     let (values, keys): (Vec<_>, Vec<_>) = examples.into_iter().partition(has_keys);
     let number = metrics.unmatched.get();
-    let add = missing_rule_repair(&sources.rule_source);
+    let add = RuleRepairs::new(&sources.rule_source).missing;
     let of_keys = described(&keys).map(|(examples, explained)| {
         DoctorFinding::warning(
             "unmatched_descriptor",
