@@ -18,7 +18,7 @@ use crate::api::{
     Api, ApiKind, Call, CallReply, Error, FailedCall, Hosts, Method, ResetPrecision,
     admin::Readiness,
     call::CHECK_PATH,
-    cross_site::{CrossSiteGuard, GatewayRequests, refuse_cross_site},
+    cross_site::{GatewayRequests, refuse_cross_site},
     error::HttpError,
     failed_calls::BAD_HEADER,
     forward_auth, json,
@@ -52,14 +52,14 @@ pub fn router<R: Readiness + Clone>(
     let json = json_routes(Method::ALL.iter(), &calls, reader);
     // A web page must not be able to make charges or reservations.
     let guard = |guard| middleware::from_fn_with_state(guard, refuse_cross_site);
-    let routes = probes.merge(json.route_layer(guard(CrossSiteGuard::Served(hosts.clone()))));
+    let routes = probes.merge(json.route_layer(guard(hosts.clone().guard())));
     match check.check() {
         None => routes,
         Some(check) => {
             let gateways = GatewayRequests { hosts, headers: check.headers().into() };
             let methods = get(decide_headers).post(decide_headers);
             let check = Router::new().route(CHECK_PATH, methods).with_state((calls, Arc::new(check)));
-            routes.merge(check.route_layer(guard(CrossSiteGuard::Gateways(gateways))))
+            routes.merge(check.route_layer(guard(gateways.guard())))
         }
     }
 }
