@@ -53,7 +53,7 @@ impl Api {
         let mut decoded = RlsRequest::default();
         let read = decoded.read(call.message, self.settings.bounds());
         read.map_err(Error::with_malformed_text(MALFORMED))?;
-        span.describe(decoded.domain, || decoded.descriptors.each.len());
+        span.describe(decoded.descriptors.domain, || decoded.descriptors.each.len());
         let request = decoded.limiter_request(call.timeout())?;
         let sent = self.settings.dynamic_metadata.then(|| Box::new(decoded.sent_hits()));
         let format = ReplyFormat { precision: call.precision, sent };

@@ -71,7 +71,11 @@ fn read(message: &[u8], bounds: RequestBounds) -> Result<RateLimitRequest, Error
         is_negative_hits: view.is_negative_hits,
     });
     let descriptors = descriptors.collect();
-    Ok(RateLimitRequest { domain: request.domain.into(), descriptors, hits_addend: request.hits_addend })
+    Ok(RateLimitRequest {
+        domain: request.descriptors.domain.into(),
+        descriptors,
+        hits_addend: request.hits_addend,
+    })
 }
 
 /// The decoded request within the default bounds, without the error.

@@ -32,7 +32,6 @@ pub(super) struct EncodedRequests<'m> {
 /// A decoded request.
 #[derive(Debug, Default)]
 pub(super) struct DecodedRequest<'m> {
-    pub(super) domain: &'m str,
     pub(super) id: &'m str,
     // Empty unless the charge or the refund counts once.
     request_id: &'m str,
@@ -103,19 +102,17 @@ impl<'m> DecodedRequest<'m> {
     /// Decodes a message into this empty request: requests are too large to move.
     #[inline]
     pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), Error> {
-        let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next_field()? {
-            match field {
-                (1, FieldValue::Bytes(domain)) => self.domain = text(domain)?,
-                (2, FieldValue::Bytes(descriptor)) => self.descriptors.add(descriptor, bounds, read_hits)?,
-                (3, FieldValue::Varint(hits)) => self.hits = hits,
-                (4, FieldValue::Bytes(id)) => self.id = text(id)?,
-                (5, FieldValue::Bytes(id)) => self.request_id = text(id)?,
-                (1..=5, _wrong_type) => return Err(MalformedMessage.into()),
+        let Self { id, request_id, hits, descriptors } = self;
+        descriptors.read(message, bounds, read_hits, |number, value| {
+            match (number, value) {
+                (3, FieldValue::Varint(number)) => *hits = number,
+                (4, FieldValue::Bytes(bytes)) => *id = text(bytes)?,
+                (5, FieldValue::Bytes(bytes)) => *request_id = text(bytes)?,
+                (3..=5, _wrong_type) => return Err(MalformedMessage.into()),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// How it is charged or refunded once, with its id retained for at least `window`; `None` without an id.
@@ -161,38 +158,21 @@ impl<'m> DecodedRequest<'m> {
             (Verb::Check, hits) => Operation::Charge(hits),
             (Verb::Refund, hits) => Operation::Refund(hits),
         };
-        let request = self.descriptors.limiter_request(self.domain, timeout, operation)?;
+        let request = self.descriptors.limiter_request(timeout, operation)?;
         // The answer does not wait for the turn.
         Ok(request.with_any_turn())
     }
 }
 
-/// The domain and the descriptors of a call with one request.
-#[derive(Default)]
-pub(super) struct DomainDescriptors<'m> {
-    pub(super) domain: &'m str,
-    pub(super) descriptors: Descriptors<'m>,
-}
-
-impl<'m> DomainDescriptors<'m> {
-    /// Decodes a call within `bounds`. `other` reads its other fields.
-    pub(super) fn decode(
-        message: &'m [u8],
-        bounds: RequestBounds,
-        mut other: impl FnMut(u32, FieldValue<'m>) -> Result<(), Error>,
-    ) -> Result<Self, Error> {
-        let mut named = Self::default();
-        let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next_field()? {
-            match field {
-                (1, FieldValue::Bytes(domain)) => named.domain = text(domain)?,
-                (2, FieldValue::Bytes(descriptor)) => named.descriptors.add(descriptor, bounds, read_hits)?,
-                (1..=2, _wrong_type) => return Err(MalformedMessage.into()),
-                (number, value) => other(number, value)?,
-            }
-        }
-        Ok(named)
-    }
+/// Decodes a call with one request within `bounds`. `other` reads its fields behind the domain and the descriptors.
+pub(super) fn decode_descriptors<'m>(
+    message: &'m [u8],
+    bounds: RequestBounds,
+    other: impl FnMut(u32, FieldValue<'m>) -> Result<(), Error>,
+) -> Result<Descriptors<'m>, Error> {
+    let mut descriptors = Descriptors::default();
+    descriptors.read(message, bounds, read_hits, other)?;
+    Ok(descriptors)
 }
 
 fn unknown_mode(mode: i32) -> Error {

@@ -26,7 +26,7 @@ use crate::api::{
     call::CallReply,
     descriptors::{unit, unit_number},
     metrics::OwnLimitResult,
-    v1::{decode::DomainDescriptors, reset::unescaped},
+    v1::{decode::decode_descriptors, reset::unescaped},
 };
 
 /// How many counters elsewhere are asked at a time.
@@ -136,7 +136,7 @@ impl Api {
     /// The domain and the descriptors of a call, which are within the bounds of requests.
     fn descriptors(&self, message: &[u8]) -> Result<(String, Vec<v1::Descriptor>), Error> {
         let bounds = self.settings.bounds();
-        DomainDescriptors::decode(message, bounds, |_unknown, _| Ok(()))?;
+        decode_descriptors(message, bounds, |_unknown, _| Ok(()))?;
         let v1::GetLimitsRequest { domain, descriptors } = decoded(message)?;
         if descriptors.is_empty() {
             return Err(Error::no_requests());

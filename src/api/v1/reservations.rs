@@ -15,9 +15,10 @@ use tollgate_wire::{
 use crate::api::{
     Api, Error,
     call::{Call, CallReply, Handled, HoldVerb},
+    descriptors::Descriptors,
     v1::{
         decide::AnsweredPart,
-        decode::{DomainDescriptors, duration},
+        decode::{decode_descriptors, duration},
         encode,
     },
 };
@@ -27,7 +28,7 @@ const RESPONSE_BYTES: usize = 128;
 
 /// A decoded call.
 struct HoldCall<'m> {
-    named: DomainDescriptors<'m>,
+    descriptors: Descriptors<'m>,
     // Of descriptors that name none. `None`: each descriptor has 0, whatever it names.
     hits: Option<u64>,
     id: Cow<'m, str>,
@@ -55,7 +56,7 @@ impl<'m> HoldCall<'m> {
         let mut ttl = HOLD_TTL_DEFAULT;
         let mut id = "";
         let mut on_expiry = 0;
-        let named = DomainDescriptors::decode(message, bounds, |number, value| {
+        let descriptors = decode_descriptors(message, bounds, |number, value| {
             match (number, value) {
                 (3, FieldValue::Varint(hits)) => amount = hits,
                 (4, FieldValue::Bytes(given)) => ttl = duration(given).ok_or_else(invalid_ttl)?,
@@ -68,8 +69,8 @@ impl<'m> HoldCall<'m> {
         })?;
         let on_expiry = on_expiry_of(on_expiry)?;
         let mut each = Vec::new();
-        if named.descriptors.each.iter().any(|view| view.on_expiry.is_some()) {
-            let own = named.descriptors.each.iter().map(|view| view.on_expiry.map(on_expiry_of).transpose());
+        if descriptors.each.iter().any(|view| view.on_expiry.is_some()) {
+            let own = descriptors.each.iter().map(|view| view.on_expiry.map(on_expiry_of).transpose());
             each = own.collect::<Result<_, _>>()?;
         }
         let id = match id {
@@ -77,14 +78,14 @@ impl<'m> HoldCall<'m> {
             given => Cow::Borrowed(given),
         };
         let terms = HoldTerms::new(hold_id(&id)?, ttl, on_expiry)?.with_descriptors(each);
-        Ok(Self { named, hits: Some(amount.max(1)), id, hold: HoldRequest::Reserve(terms) })
+        Ok(Self { descriptors, hits: Some(amount.max(1)), id, hold: HoldRequest::Reserve(terms) })
     }
 
     fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, Error> {
         let mut id = "";
         let mut actual = 0;
         let has_actual = verb == HoldVerb::Settle;
-        let named = DomainDescriptors::decode(message, bounds, |number, value| {
+        let descriptors = decode_descriptors(message, bounds, |number, value| {
             match (number, value) {
                 (3, FieldValue::Bytes(given)) => id = text(given)?,
                 (4, FieldValue::Varint(hits)) if has_actual => actual = hits,
@@ -102,13 +103,12 @@ impl<'m> HoldCall<'m> {
         }
         let hits = has_actual.then_some(actual);
         let hold = HoldRequest::Settle(hold_id(id)?);
-        Ok(Self { named, hits, id: Cow::Borrowed(id), hold })
+        Ok(Self { descriptors, hits, id: Cow::Borrowed(id), hold })
     }
 
     /// The request in the form of the limiter, of a caller that waits for `timeout`.
     fn limiter_request(&self, timeout: Option<Duration>) -> Result<limiter::Request<'_>, Error> {
-        let DomainDescriptors { domain, descriptors } = &self.named;
-        let request = descriptors.limiter_request(domain, timeout, |view| {
+        let request = self.descriptors.limiter_request(timeout, |view| {
             Operation::Charge(self.hits.map_or(0, |hits| view.hits.unwrap_or(hits)))
         });
         // The answer does not wait for the turn.

@@ -17,7 +17,7 @@ use crate::api::{
     Api, Error,
     call::{CallReply, OperatorVerb},
     error::AccessError,
-    v1::decode::DomainDescriptors,
+    v1::decode::decode_descriptors,
 };
 
 const NOT_ESCAPED: &str =
@@ -51,15 +51,15 @@ impl Api {
         let view = self.limiter.view();
         let bounds = self.settings.bounds();
         let place = |index: usize| format!("descriptors[{index}]");
-        let DomainDescriptors { domain, descriptors } =
-            DomainDescriptors::decode(message, bounds, |_unknown, _| Ok(()))?;
+        let descriptors = decode_descriptors(message, bounds, |_unknown, _| Ok(()))?;
+        let domain = descriptors.domain;
         if let Some(index) =
             descriptors.each.iter().position(|view| view.limit.is_some() || view.hits.is_some())
         {
             let why = "this call takes neither limits nor hits";
             return Err(Error::new(Code::InvalidArgument, "LIMIT_OR_HITS", why).at(place(index)));
         }
-        let request = descriptors.limiter_request(domain, None, |_| Operation::Peek)?;
+        let request = descriptors.limiter_request(None, |_| Operation::Peek)?;
         let mut counters = Vec::new();
         for (index, descriptor) in request.descriptors().iter().enumerate() {
             let parts = unescaped(descriptor.entries).ok_or_else(|| {
