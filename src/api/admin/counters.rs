@@ -53,7 +53,7 @@ pub(super) async fn get(
     query: QueryResult,
 ) -> Result<Json<Value>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
-    let view = state.limiter.view();
+    let view = state.api.limiter.view();
     let counter = query.find(&view).await?;
     let found = view.peek(&counter).await.map_err(Error::from)?;
     Ok(Json(query.counter_json(&counter, peeked_json(&found))))
@@ -132,7 +132,7 @@ impl CounterQuery {
         used: u64,
         what: &str,
     ) -> Result<Json<Value>, AdminError> {
-        let view = state.limiter.view();
+        let view = state.api.limiter.view();
         let counter = self.find(&view).await?;
         let [before, after] = view.replace(&counter, used).await.map_err(Error::from)?;
         info!(
@@ -244,7 +244,7 @@ pub(super) fn store_json(state: &AdminState) -> Value {
 
 /// `/top`: the most frequent keys since the start.
 pub(super) async fn top(State(state): State<AdminState>) -> Json<Value> {
-    Json(top_json(state.limiter.metrics(), KEYS_MAX))
+    Json(top_json(state.api.limiter.metrics(), KEYS_MAX))
 }
 
 /// The keys that were denied most often, and those that were requested most often at clients with quotas; at most `max`

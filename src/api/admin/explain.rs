@@ -86,7 +86,7 @@ pub(super) async fn explain_query(
 }
 
 async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, AdminError> {
-    let view = state.limiter.view();
+    let view = state.api.limiter.view();
     let request =
         rls::decode(message, state.reader.bounds).map_err(Error::with_malformed_text(rls::MALFORMED))?;
     let asked = request.limiter_request(None).map_err(Error::from)?;
@@ -108,11 +108,11 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
         }
     }
     let rules = view.rules();
-    let modes = state.limiter.modes();
+    let modes = state.api.limiter.modes();
     let answer = &explanation.answer;
     let never = answer.never_because(modes, &asked);
     let when = When { retry_after: answer.retry_after(modes, &asked), never_because: never.as_deref() };
-    let denial_body = state.denial_bodies.of(asked.domain(), rules, answer, modes, when);
+    let denial_body = state.api.denial_bodies.of(asked.domain(), rules, answer, modes, when);
     body["denial_body"] =
         denial_body.map(|body| json!({"content_type": body.content_type, "text": body.text})).into();
     let status = state.active_rules.status();

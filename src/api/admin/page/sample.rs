@@ -95,9 +95,9 @@ impl PageSampler {
         let state = &self.sources;
         let rules = state.active_rules.current();
         HistoryPoint {
-            at: state.limiter.view().now(),
-            durations: state.requests.duration.buckets(),
-            decisions: sum(rules.rules()).plus(state.limiter.metrics().overrides.totals()),
+            at: state.api.limiter.view().now(),
+            durations: state.api.metrics.duration.buckets(),
+            decisions: sum(rules.rules()).plus(state.api.limiter.metrics().overrides.totals()),
         }
     }
 
@@ -107,8 +107,9 @@ impl PageSampler {
         let rules = self.sources.active_rules.current();
         let each = self.changes(point.at, rules.rules());
         let state = &self.sources;
-        let AdminState { requests, readiness, started, .. } = state;
-        let metrics = state.limiter.metrics();
+        let AdminState { api, readiness, started, .. } = state;
+        let requests = &api.metrics;
+        let metrics = state.api.limiter.metrics();
         let certificates = state.certificates.expiries().into_iter();
         let certificates = certificates
             .map(|(listener, expires)| json!({"listener": listener, "expires_at": format::instant(expires)}));
