@@ -84,7 +84,7 @@ pub enum AccessError {
 
 impl Error {
     /// An error that is not counted as an unanswered request.
-    pub(super) fn new(code: Code, reason: &'static str, message: impl Into<Box<str>>) -> Self {
+    pub(crate) fn new(code: Code, reason: &'static str, message: impl Into<Box<str>>) -> Self {
         Self { code, reason, message: message.into(), counted: None }
     }
 

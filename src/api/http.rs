@@ -15,7 +15,7 @@ use tollgate_counter::{printable, resilience::Caller};
 use tonic::Code;
 
 use crate::api::{
-    Api, ApiKind, Call, CallReply, Error, FailedCall, Hosts, Method, ResetPrecision,
+    Api, ApiKind, Call, CallReply, Error, Hosts, Method, ResetPrecision,
     admin::Readiness,
     call::CHECK_PATH,
     cross_site::{GatewayRequests, refuse_cross_site},
@@ -130,9 +130,8 @@ impl HttpCalls {
 
     /// Counts and logs a call that is answered with an error.
     fn failed(&self, path: &str, error: &Error, extensions: &Extensions) {
-        let Error { code, reason, ref message, .. } = *error;
         let peer = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
-        self.api.failed(&FailedCall { path, code, reason, message, peer });
+        self.api.failed(path, peer, error);
     }
 }
 

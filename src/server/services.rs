@@ -18,7 +18,7 @@ use tollgate_quota::QuotaService;
 use tonic::{Code, Status, codegen::Service as _};
 
 use crate::{
-    api::{Api, FailedCall, ReadBatch},
+    api::{Api, Error, ReadBatch},
     server::{
         body::RequestBody,
         idle::{Activity, RequestActivity},
@@ -108,10 +108,7 @@ impl Services {
     /// Counts and logs a call that is answered with an error.
     pub(super) fn failed(&self, path: &str, reason: &'static str, status: &Status) {
         if let Some(api) = &self.api {
-            let code = status.code();
-            let message = status.message();
-            let peer = self.peer;
-            api.failed(&FailedCall { path, code, reason, message, peer });
+            api.failed(path, self.peer, &Error::new(status.code(), reason, status.message()));
         }
     }
 
