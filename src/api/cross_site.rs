@@ -8,7 +8,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, Version, header, uri::Authority},
+    http::{HeaderName, HeaderValue, Method, StatusCode, Uri, Version, header, uri::Authority},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -74,11 +74,11 @@ impl Hosts {
     }
 
     /// Whether each host that the request names is served. A request without any is not of a browser.
-    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
-        if uri.authority().is_none() && !headers.contains_key(header::HOST) {
+    fn check(&self, request: &Request) -> Result<(), &'static str> {
+        if request.uri().authority().is_none() && !request.headers().contains_key(header::HOST) {
             return Ok(());
         }
-        match hosts(uri, headers) {
+        match hosts(request) {
             Some(hosts) if hosts.iter().all(|host| self.has(host.host())) => Ok(()),
             Some(_) | None => Err("the Host header is none of http.hosts"),
         }
@@ -102,31 +102,40 @@ impl Hosts {
         self.0.iter().any(|name| name.eq_ignore_ascii_case(host))
     }
 
+    /// Lets requests of this origin through that are for these hosts.
+    pub(super) fn guard(self) -> CrossSiteGuard {
+        Arc::new(move |request| self.check(request).and_then(|()| same_origin(request)))
+    }
+
     /// Whether the request names hosts, and each is one of the given names.
-    fn names_all(&self, uri: &Uri, headers: &HeaderMap) -> bool {
-        hosts(uri, headers).is_some_and(|hosts| hosts.iter().all(|host| self.names(host.host())))
+    fn names_all(&self, request: &Request) -> bool {
+        hosts(request).is_some_and(|hosts| hosts.iter().all(|host| self.names(host.host())))
     }
 }
 
 impl GatewayRequests {
+    /// Lets requests through that no page of another origin has caused. A gateway forwards the headers of its clients, so
+    /// the origin alone does not tell.
+    pub(super) fn guard(self) -> CrossSiteGuard {
+        Arc::new(move |request| self.check(request))
+    }
+
     fn check(&self, request: &Request) -> Result<(), &'static str> {
-        let uri = request.uri();
-        let headers = request.headers();
         // Some gateways pass the host of their client on, so this must be asked for.
         if !self.hosts.0.is_empty() {
-            self.hosts.check(uri, headers)?;
+            self.hosts.check(request)?;
         }
-        let is_of_gateway =
-            request.version() < Version::HTTP_11 || headers.keys().any(|name| self.is_set_by_gateway(name));
+        let is_of_gateway = request.version() < Version::HTTP_11
+            || request.headers().keys().any(|name| self.is_set_by_gateway(name));
         if is_of_gateway {
             return Ok(());
         }
         // Without TLS, a GET of a page in a browser may tell nothing of its origin.
-        if request.method() != Method::POST && !self.hosts.names_all(uri, headers) {
+        if request.method() != Method::POST && !self.hosts.names_all(request) {
             return Err("GET /check without a header of a gateway, such as X-Real-IP: \
                         send one, or POST, or name this host in http.hosts");
         }
-        same_origin(uri, headers)
+        same_origin(request)
     }
 
     /// Whether only a gateway sends the header: neither a browser by itself nor a proxy between the two.
@@ -139,20 +148,8 @@ impl GatewayRequests {
     }
 }
 
-/// Which requests are let through.
-#[derive(Clone, Debug)]
-pub(super) enum CrossSiteGuard {
-    /// Those of this origin. Clients other than browsers send no header that tells of another one.
-    SameOrigin,
-    /// Of those, the ones for `localhost` or a loopback address. For pages that require no token, and so serve this
-    /// machine only.
-    Loopback,
-    /// Of those of this origin, the ones for these hosts.
-    Served(Hosts),
-    /// Those that no page of another origin has caused. A gateway forwards the headers of its clients, so the origin
-    /// alone does not tell.
-    Gateways(GatewayRequests),
-}
+/// Lets a request through, or says why not.
+pub(super) type CrossSiteGuard = Arc<dyn Fn(&Request) -> Result<(), &'static str> + Send + Sync>;
 
 /// Responds with 403 to a request that the guard does not let through.
 pub(super) async fn refuse_cross_site(
@@ -160,15 +157,7 @@ pub(super) async fn refuse_cross_site(
     request: Request,
     next: Next,
 ) -> Response {
-    let uri = request.uri();
-    let headers = request.headers();
-    let allowed = match guard {
-        CrossSiteGuard::SameOrigin => same_origin(uri, headers),
-        CrossSiteGuard::Loopback => loopback(uri, headers).and_then(|()| same_origin(uri, headers)),
-        CrossSiteGuard::Served(hosts) => hosts.check(uri, headers).and_then(|()| same_origin(uri, headers)),
-        CrossSiteGuard::Gateways(gateways) => gateways.check(&request),
-    };
-    match allowed {
+    match guard(&request) {
         Ok(()) => next.run(request).await,
         Err(why) => {
             debug!(path = request.uri().path(), why, "refused a request");
@@ -177,7 +166,9 @@ pub(super) async fn refuse_cross_site(
     }
 }
 
-fn same_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
+/// Lets requests of this origin through. Clients other than browsers send no header that tells of another one.
+pub(super) fn same_origin(request: &Request) -> Result<(), &'static str> {
+    let headers = request.headers();
     // `none`: the user typed the address or opened a bookmark.
     let is_own = |site: &HeaderValue| site == "same-origin" || site == "none";
     if !headers.get_all("sec-fetch-site").iter().all(is_own) {
@@ -190,7 +181,7 @@ fn same_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
             .filter(|origin| origin.scheme().is_some())
             .and_then(|origin| origin.into_parts().authority);
         origin.is_some_and(|origin| {
-            hosts(uri, headers).is_some_and(|hosts| hosts.iter().all(|host| *host == origin))
+            hosts(request).is_some_and(|hosts| hosts.iter().all(|host| *host == origin))
         })
     };
     if !headers.get_all(header::ORIGIN).iter().all(is_host) {
@@ -199,9 +190,11 @@ fn same_origin(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
     Ok(())
 }
 
-fn loopback(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
-    match hosts(uri, headers) {
-        Some(hosts) if hosts.iter().all(is_loopback) => Ok(()),
+/// Lets requests of this origin through that are for `localhost` or a loopback address. For pages that require no token,
+/// and so serve this machine only.
+pub(super) fn loopback(request: &Request) -> Result<(), &'static str> {
+    match hosts(request) {
+        Some(hosts) if hosts.iter().all(is_loopback) => same_origin(request),
         Some(_) | None => {
             Err("without admin.token_file the Host header must be localhost, 127.0.0.1 or [::1]")
         }
@@ -209,10 +202,11 @@ fn loopback(uri: &Uri, headers: &HeaderMap) -> Result<(), &'static str> {
 }
 
 /// All hosts that the request names, in `Host` headers and in the URI. `None` if there is none, or one is malformed.
-fn hosts(uri: &Uri, headers: &HeaderMap) -> Option<Vec<Authority>> {
+fn hosts(request: &Request) -> Option<Vec<Authority>> {
     let read = |host: &HeaderValue| Authority::try_from(host.as_bytes()).ok();
-    let in_headers = headers.get_all(header::HOST).iter().map(read);
-    let hosts: Option<Vec<_>> = uri.authority().cloned().map(Some).into_iter().chain(in_headers).collect();
+    let in_headers = request.headers().get_all(header::HOST).iter().map(read);
+    let in_uri = request.uri().authority();
+    let hosts: Option<Vec<_>> = in_uri.cloned().map(Some).into_iter().chain(in_headers).collect();
     hosts.filter(|hosts| !hosts.is_empty())
 }
 
@@ -228,14 +222,18 @@ fn address(host: &str) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+
     use super::*;
 
-    fn headers(headers: &[(&'static str, &str)]) -> HeaderMap {
-        headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
+    fn request(uri: &str, headers: &[(&str, &str)]) -> Request {
+        let request = Request::builder().uri(uri);
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        request.body(Body::empty()).unwrap()
     }
 
-    fn is_local(uri: &str, given: &[(&'static str, &str)]) -> bool {
-        loopback(&uri.parse().unwrap(), &headers(given)).is_ok()
+    fn is_local(uri: &str, given: &[(&str, &str)]) -> bool {
+        loopback(&request(uri, given)).is_ok()
     }
 
     #[test]
@@ -271,8 +269,7 @@ mod tests {
     #[test]
     fn names_that_no_page_can_have_and_those_of_the_setting_are_served() {
         let hosts = Hosts::new(vec!["tollgate.example".to_owned()]);
-        let is_served =
-            |host: &str| hosts.check(&"/json".parse().unwrap(), &headers(&[("host", host)])).is_ok();
+        let is_served = |host: &str| hosts.check(&request("/json", &[("host", host)])).is_ok();
         for host in [
             "localhost",
             "127.0.0.1:8080",
@@ -299,13 +296,8 @@ mod tests {
         ] {
             assert!(!is_served(host), "{host:?}");
         }
-        assert!(
-            hosts.check(&"/json".parse().unwrap(), &HeaderMap::new()).is_ok(),
-            "no browser leaves out Host"
-        );
-        assert!(
-            hosts.check(&"http://evil.example/json".parse().unwrap(), &headers(&[("host", "a")])).is_err()
-        );
+        assert!(hosts.check(&request("/json", &[])).is_ok(), "no browser leaves out Host");
+        assert!(hosts.check(&request("http://evil.example/json", &[("host", "a")])).is_err());
     }
 
     #[test]
@@ -320,9 +312,9 @@ mod tests {
 
     #[test]
     fn request_without_cross_site_header_is_same_origin() {
-        let is_same = |given: &[(&'static str, &str)]| {
+        let is_same = |given: &[(&str, &str)]| {
             let host = [("host", "tollgate.example:8080")];
-            same_origin(&"/json".parse().unwrap(), &headers(&[&host[..], given].concat())).is_ok()
+            same_origin(&request("/json", &[&host[..], given].concat())).is_ok()
         };
         assert!(is_same(&[]));
         for site in ["none", "same-origin"] {
@@ -346,7 +338,7 @@ mod tests {
         }
         assert!(!is_same(&[("sec-fetch-site", "same-origin"), ("origin", "http://evil.example")]));
         assert!(!is_same(&[("sec-fetch-site", "none"), ("sec-fetch-site", "cross-site")]));
-        let without_host = headers(&[("origin", "http://tollgate.example:8080")]);
-        assert!(same_origin(&"/json".parse().unwrap(), &without_host).is_err());
+        let without_host = request("/json", &[("origin", "http://tollgate.example:8080")]);
+        assert!(same_origin(&without_host).is_err());
     }
 }

@@ -46,7 +46,7 @@ pub(super) struct Body<'b> {
     pub(super) text: String,
 }
 
-/// When a refused request passes, as its headers say.
+/// When a refused request passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct When<'a> {
     pub(super) retry_after: Option<Duration>,

@@ -7,13 +7,14 @@ use smallvec::SmallVec;
 use tollgate_counter::{algorithm::Operation, descriptor::Entry};
 use tollgate_limiter::limiter::{self, Override, RequestBounds, UnknownUnit};
 use tollgate_rules::Unit;
-use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, entry};
+use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, entry, text};
 
-use crate::api::error::RequestFault;
+use crate::api::Error;
 
-/// Decoded descriptors.
+/// The domain of a request and its decoded descriptors.
 #[derive(Debug, Default)]
 pub(super) struct Descriptors<'m> {
+    pub(super) domain: &'m str,
     pub(super) each: SmallVec<[DecodedDescriptor; 2]>,
     // Entries of all descriptors, in order.
     entries: SmallVec<[Entry<'m>; 8]>,
@@ -38,14 +39,35 @@ pub(super) struct LimitOverride {
 }
 
 impl<'m> Descriptors<'m> {
-    /// Decodes another descriptor within `bounds`. `hits` reads the fields that the protocols encode differently.
+    /// Reads a message within `bounds` while this is empty. `hits` reads the fields of a descriptor that the protocols
+    /// encode differently, and `other` the fields of the message behind its domain and its descriptors.
     #[inline]
-    pub(super) fn add(
+    pub(super) fn read(
         &mut self,
         message: &'m [u8],
         bounds: RequestBounds,
-        mut hits: impl FnMut(&mut DecodedDescriptor, u32, FieldValue<'m>) -> Result<(), MalformedMessage>,
-    ) -> Result<(), RequestFault> {
+        hits: impl Fn(&mut DecodedDescriptor, u32, FieldValue<'m>) -> Result<(), MalformedMessage>,
+        mut other: impl FnMut(u32, FieldValue<'m>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut fields = MessageFields::new(message);
+        while let Some(field) = fields.next_field()? {
+            match field {
+                (1, FieldValue::Bytes(domain)) => self.domain = text(domain)?,
+                (2, FieldValue::Bytes(descriptor)) => self.add(descriptor, bounds, &hits)?,
+                (1..=2, _wrong_type) => return Err(MalformedMessage.into()),
+                (number, value) => other(number, value)?,
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn add(
+        &mut self,
+        message: &'m [u8],
+        bounds: RequestBounds,
+        hits: impl Fn(&mut DecodedDescriptor, u32, FieldValue<'m>) -> Result<(), MalformedMessage>,
+    ) -> Result<(), Error> {
         let index = self.each.len();
         let begin = self.entries.len();
         bounds.descriptor(index)?;
@@ -59,7 +81,7 @@ impl<'m> Descriptors<'m> {
                 }
                 // A message field that is sent twice is merged.
                 (2, FieldValue::Bytes(limit)) => descriptor.limit.get_or_insert_default().merge(limit)?,
-                (1..=2, _wrong_type) => return Err(RequestFault::Malformed),
+                (1..=2, _wrong_type) => return Err(MalformedMessage.into()),
                 (number, value) => hits(&mut descriptor, number, value)?,
             }
         }
@@ -82,7 +104,6 @@ impl<'m> Descriptors<'m> {
     #[inline]
     pub(super) fn limiter_request<'a>(
         &'a self,
-        domain: &'a str,
         timeout: Option<Duration>,
         operation: impl Fn(&DecodedDescriptor) -> Operation,
     ) -> Result<limiter::Request<'a>, limiter::RequestError> {
@@ -94,7 +115,7 @@ impl<'m> Descriptors<'m> {
                 unit: unit(number).ok_or(UnknownUnit(number)),
             }),
         });
-        limiter::Request::new(domain, descriptors, timeout)
+        limiter::Request::new(self.domain, descriptors, timeout)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Envoy lets requests pass whose call has failed, so such calls must not go unnoticed.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
     sync::Mutex,
@@ -20,11 +20,11 @@ use tonic::Code;
 use tracing::warn;
 
 use crate::api::{
-    Method,
+    Error, Method,
     call::{CHECK_PATH, CHECK_STREAM_PATH},
 };
 
-const SECONDS: usize = 60;
+const SECONDS: u64 = 60;
 /// What is logged of a path or a message, in bytes.
 const TEXT_BYTES_MAX: usize = 256;
 /// The method of the version before, which Envoy speaks with an old `transport_api_version`.
@@ -33,21 +33,6 @@ const V2_PATH: &str = "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLi
 pub(super) const BAD_HEADER: &str = "BAD_HEADER";
 /// The name of all methods that are not served, and of services such as health.
 const OTHER: &str = "other";
-
-/// A call that is answered with an error.
-#[derive(Clone, Copy, Debug)]
-pub struct FailedCall<'c> {
-    /// The path of its method.
-    pub path: &'c str,
-    /// The code of its status.
-    pub code: Code,
-    /// The reason, as errors name it.
-    pub reason: &'static str,
-    /// The message of its status.
-    pub message: &'c str,
-    /// The address of the caller; `None` over a Unix socket.
-    pub peer: Option<SocketAddr>,
-}
 
 /// The failed calls of one method with one reason in the last minute.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,15 +58,8 @@ struct Failures {
     total: u64,
     code: Code,
     peer: Option<IpAddr>,
-    last_minute: LastMinute,
-}
-
-/// What happened in each of the last 60 seconds.
-#[derive(Debug)]
-struct LastMinute {
-    // Invariant: never decreases.
-    second: u64,
-    counts: [u32; SECONDS],
+    // The seconds with calls, and how many each had. Invariant: seconds increase.
+    last_minute: VecDeque<(u64, u64)>,
 }
 
 impl Default for FailedCalls {
@@ -91,32 +69,39 @@ impl Default for FailedCalls {
 }
 
 impl FailedCalls {
-    /// Counts a call that fails at `now`, and logs the first one of each second.
+    /// Counts a call of the method at `path` that fails at `now`, and logs the first one of each second. `peer` is the
+    /// address of the caller; `None` over a Unix socket.
     #[cold]
-    pub(super) fn add(&self, call: &FailedCall<'_>, now: Timestamp) {
-        let method = method_of(call.path);
+    pub(super) fn add(&self, path: &str, peer: Option<SocketAddr>, error: &Error, now: Timestamp) {
+        let Error { code, reason, .. } = *error;
+        let method = method_of(path);
         let second = second_of(now);
-        let peer = call.peer.map(|peer| peer.ip());
+        let ip = peer.map(|peer| peer.ip());
         let mut each = lock(&self.each);
-        let failures = each.entry((method, call.reason)).or_insert_with(|| Failures {
+        let failures = each.entry((method, reason)).or_insert_with(|| Failures {
             total: 0,
-            code: call.code,
-            peer,
-            last_minute: LastMinute { second, counts: [0; SECONDS] },
+            code,
+            peer: ip,
+            last_minute: VecDeque::new(),
         });
         failures.total += 1;
-        (failures.code, failures.peer) = (call.code, peer);
-        failures.last_minute.add(second);
+        (failures.code, failures.peer) = (code, ip);
+        failures.forget(second);
+        match failures.last_minute.back_mut() {
+            // The clock may have been set back.
+            Some((last, calls)) if *last >= second => *calls += 1,
+            Some(_) | None => failures.last_minute.push_back((second, 1)),
+        }
         drop(each);
         if let Some(left_out) = self.sampler.take(second) {
             warn!(
                 name: logs::UNLIMITED,
                 // Strings are quoted and escaped, so that a client cannot forge log lines.
-                method = cut(call.path).as_str(),
-                code = code_name(call.code),
-                reason = call.reason,
-                message = cut(call.message).as_str(),
-                peer = call.peer.map(tracing::field::display),
+                method = cut(path).as_str(),
+                code = code_name(code),
+                reason,
+                message = cut(&error.message).as_str(),
+                peer = peer.map(tracing::field::display),
                 left_out,
                 "call answered with an error"
             );
@@ -135,9 +120,9 @@ impl FailedCalls {
     pub(super) fn recent(&self, now: Timestamp) -> Vec<RecentFailures> {
         let mut recent = Vec::new();
         for (&(method, reason), failures) in &mut *lock(&self.each) {
-            let code = failures.code;
-            let peer = failures.peer;
-            let calls = failures.last_minute.sum(second_of(now));
+            failures.forget(second_of(now));
+            let Failures { code, peer, ref last_minute, .. } = *failures;
+            let calls = last_minute.iter().map(|(_, calls)| calls).sum();
             if calls > 0 {
                 recent.push(RecentFailures { method, code, reason, calls, peer });
             }
@@ -147,24 +132,11 @@ impl FailedCalls {
     }
 }
 
-impl LastMinute {
-    fn add(&mut self, second: u64) {
-        self.advance(second);
-        let count = &mut self.counts[self.second as usize % SECONDS];
-        *count = count.saturating_add(1);
-    }
-
-    fn sum(&mut self, second: u64) -> u64 {
-        self.advance(second);
-        self.counts.iter().map(|count| u64::from(*count)).sum()
-    }
-
-    /// Forgets the seconds that are a minute old.
-    fn advance(&mut self, second: u64) {
-        let passed = second.saturating_sub(self.second).min(SECONDS as u64);
-        self.second = self.second.max(second);
-        for past in 0..passed {
-            self.counts[(self.second - past) as usize % SECONDS] = 0;
+impl Failures {
+    /// Forgets the seconds that are a minute old at `second`.
+    fn forget(&mut self, second: u64) {
+        while self.last_minute.front().is_some_and(|(past, _)| past + SECONDS <= second) {
+            self.last_minute.pop_front();
         }
     }
 }
@@ -193,8 +165,8 @@ mod tests {
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 
-    fn failed<'p>(path: &'p str, reason: &'static str) -> FailedCall<'p> {
-        FailedCall { path, code: Code::InvalidArgument, reason, message: "why", peer: None }
+    fn fail(failures: &FailedCalls, path: &str, reason: &'static str, now: Timestamp) {
+        failures.add(path, None, &Error::invalid(reason, "why"), now);
     }
 
     #[test]
@@ -206,9 +178,9 @@ mod tests {
             recent.iter().map(|failures| failures.calls).collect::<Vec<_>>()
         };
         for second in [0, 0, 1, 59] {
-            failures.add(&failed(path, "NO_DESCRIPTORS"), NOW.after(Duration::from_secs(second)));
+            fail(&failures, path, "NO_DESCRIPTORS", NOW.after(Duration::from_secs(second)));
         }
-        failures.add(&failed(path, "UNKNOWN_UNIT"), NOW);
+        fail(&failures, path, "UNKNOWN_UNIT", NOW);
         assert_eq!(calls_at(59), [4, 1]);
         assert_eq!(calls_at(60), [2]);
         assert_eq!(calls_at(61), [1]);
@@ -220,9 +192,9 @@ mod tests {
     fn paths_of_clients_are_counted_as_one_method() {
         let failures = FailedCalls::default();
         for number in 0..1_000 {
-            failures.add(&failed(&format!("/any/{number}"), "UNKNOWN_METHOD"), NOW);
+            fail(&failures, &format!("/any/{number}"), "UNKNOWN_METHOD", NOW);
         }
-        failures.add(&failed(V2_PATH, "UNKNOWN_METHOD"), NOW);
+        fail(&failures, V2_PATH, "UNKNOWN_METHOD", NOW);
         let expected = [([V2_PATH, "UNKNOWN_METHOD"], 1), ([OTHER, "UNKNOWN_METHOD"], 1_000)];
         assert_eq!(failures.totals(), expected);
     }

@@ -158,6 +158,6 @@ impl Api {
     #[inline]
     fn end(&self, span: CallSpan, decided: Result<CallReply, Error>) -> Result<CallReply, Error> {
         span.end(&decided);
-        decided.inspect_err(|error| self.metrics.unanswered(*error))
+        decided.inspect_err(|error| self.metrics.count_unanswered(error))
     }
 }

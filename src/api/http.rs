@@ -15,10 +15,10 @@ use tollgate_counter::{printable, resilience::Caller};
 use tonic::Code;
 
 use crate::api::{
-    Api, ApiKind, Call, CallReply, FailedCall, Hosts, Method, ResetPrecision,
+    Api, ApiKind, Call, CallReply, Error, Hosts, Method, ResetPrecision,
     admin::Readiness,
     call::CHECK_PATH,
-    cross_site::{CrossSiteGuard, GatewayRequests, refuse_cross_site},
+    cross_site::{GatewayRequests, refuse_cross_site},
     error::HttpError,
     failed_calls::BAD_HEADER,
     forward_auth, json,
@@ -52,14 +52,14 @@ pub fn router<R: Readiness + Clone>(
     let json = json_routes(Method::ALL.iter(), &calls, reader);
     // A web page must not be able to make charges or reservations.
     let guard = |guard| middleware::from_fn_with_state(guard, refuse_cross_site);
-    let routes = probes.merge(json.route_layer(guard(CrossSiteGuard::Served(hosts.clone()))));
+    let routes = probes.merge(json.route_layer(guard(hosts.clone().guard())));
     match check.check() {
         None => routes,
         Some(check) => {
             let gateways = GatewayRequests { hosts, headers: check.headers().into() };
             let methods = get(decide_headers).post(decide_headers);
             let check = Router::new().route(CHECK_PATH, methods).with_state((calls, Arc::new(check)));
-            routes.merge(check.route_layer(guard(CrossSiteGuard::Gateways(gateways))))
+            routes.merge(check.route_layer(guard(gateways.guard())))
         }
     }
 }
@@ -105,8 +105,9 @@ impl HttpCalls {
         metadata: Option<HeaderMap>,
         connection: Caller,
         request: ReadRequest,
-    ) -> Result<CallReply, HttpError> {
-        let Ok(_permit) = self.running.try_acquire() else { return Err(HttpError::CallsBusy) };
+    ) -> Result<CallReply, Error> {
+        let busy = |_| Error::new(Code::ResourceExhausted, "OVERLOADED", "too many concurrent calls");
+        let _permit = self.running.try_acquire().map_err(busy)?;
         // An error means that the service ends, and the call is answered.
         let _ = self.opened.clone().wait_for(|is_open| *is_open).await;
         // A task of its own, because hyper drops the handler of a client that is gone, and a call that was forwarded
@@ -118,7 +119,9 @@ impl HttpCalls {
             let call = Call { method, message, metadata: metadata.as_ref(), precision, api };
             decider.handle(call, &connection).await
         });
-        let reply = decided.await.map_err(|_| HttpError::CallFailed)??;
+        // A panic is a bug and was logged.
+        let reply =
+            decided.await.map_err(|_| Error::new(Code::Internal, "INTERNAL", "the call failed"))??;
         if !reply.delay.is_zero() {
             self.api.wait(reply.delay).await;
         }
@@ -126,15 +129,9 @@ impl HttpCalls {
     }
 
     /// Counts and logs a call that is answered with an error.
-    fn failed(
-        &self,
-        path: &str,
-        (code, reason): (Code, &'static str),
-        message: &str,
-        extensions: &Extensions,
-    ) {
+    fn failed(&self, path: &str, error: &Error, extensions: &Extensions) {
         let peer = extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
-        self.api.failed(&FailedCall { path, code, reason, message, peer });
+        self.api.failed(path, peer, error);
     }
 }
 
@@ -164,8 +161,11 @@ async fn call(
     let metadata = (!is_envoys).then_some(headers);
     let connection = extensions.get::<Caller>().cloned().unwrap_or_default();
     let answered = async {
-        let request = reader.read(method, body).await?;
-        calls.decide(ApiKind::Json, method, metadata, connection, request).await
+        let read = reader.read(method, body).await;
+        // Other errors are counted where they arise.
+        let counted = |read: &HttpError| calls.api.metrics.count_unanswered(&read.error);
+        let request = read.inspect_err(counted)?;
+        Ok::<_, HttpError>(calls.decide(ApiKind::Json, method, metadata, connection, request).await?)
     };
     match answered.await {
         Ok(reply) => {
@@ -174,14 +174,11 @@ async fn call(
             json_response(status, json::response(method, reply.message()))
         }
         Err(error) => {
-            calls.failed(method.json_path(), error.reason(), &error.to_string(), &extensions);
-            if let Some(error) = error.too_large() {
-                calls.api.metrics.unanswered(error.into());
-            }
+            calls.failed(method.json_path(), &error.error, &extensions);
             if is_envoys {
                 error.into_response()
             } else {
-                json_response(error.status(), json::error(&error.details()))
+                json_response(error.status, json::error(&error.error.details()))
             }
         }
     }
@@ -204,7 +201,8 @@ async fn decide_headers(
         Ok(None) => return StatusCode::OK.into_response(),
         Err(header) => {
             calls.api.metrics.missing_headers.increase();
-            calls.failed(CHECK_PATH, (Code::InvalidArgument, BAD_HEADER), &header.to_string(), &extensions);
+            let error = Error::new(Code::InvalidArgument, BAD_HEADER, header.to_string());
+            calls.failed(CHECK_PATH, &error, &extensions);
             return (StatusCode::BAD_REQUEST, format!("{header}\n")).into_response();
         }
     };
@@ -218,7 +216,7 @@ async fn decide_headers(
             response
         }
         Err(error) => {
-            calls.failed(CHECK_PATH, error.reason(), &error.to_string(), &extensions);
+            calls.failed(CHECK_PATH, &error, &extensions);
             (check.failure, format!("{error}\n")).into_response()
         }
     }

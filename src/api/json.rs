@@ -1,6 +1,6 @@
 //! Converts rate limit messages by the JSON mapping of Protocol Buffers.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use prost::Message;
 use prost_reflect::{DynamicMessage, MethodDescriptor};
@@ -13,15 +13,16 @@ use tollgate_wire::{
     json::{POOL, message, text},
     proto::{envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status},
 };
+use tonic::Code;
 
 use crate::api::{
     call::{Method, OperatorVerb},
-    error::HttpError,
+    error::Error,
 };
 
 /// Converts the request of a method to its encoded message. The bounds are checked before anything is built. Unknown
 /// fields and trailing characters are errors.
-pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Result<Vec<u8>, HttpError> {
+pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Result<Vec<u8>, Error> {
     let (position, size) = match method {
         Method::Decide(_) => (Position::Call, CallSize::new(bounds)),
         Method::Operator(OperatorVerb::SetLimits) => (Position::Call, CallSize::of_limits(bounds)),
@@ -34,7 +35,13 @@ pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Res
     let read = DynamicMessage::deserialize(descriptor(method).input(), &mut reader);
     match read.and_then(|message| reader.end().map(|()| message)) {
         Ok(message) => Ok(message.encode_to_vec()),
-        Err(error) => Err(HttpError::Malformed { field: wrong_field(method, json), error }),
+        Err(error) => {
+            let error = Error::new(Code::InvalidArgument, "MALFORMED", error.to_string());
+            Err(match wrong_field(method, json) {
+                Some(field) => error.at(field),
+                None => error,
+            })
+        }
     }
 }
 
@@ -73,14 +80,17 @@ fn descriptor(method: Method) -> MethodDescriptor {
 
 /// Counts requests, descriptors and entries. Malformed text passes if the part before the error is within the bounds: the
 /// parser builds that part and fails at the same byte.
-fn check_bounds(position: Position, json: &[u8], size: CallSize) -> Result<(), HttpError> {
+fn check_bounds(position: Position, json: &[u8], size: CallSize) -> Result<(), Error> {
     let mut count = Count { size, too_large: None };
     let mut reader = serde_json::Deserializer::from_slice(json);
     // The parser reports syntax errors.
     let _ = BoundsCheck { count: &mut count, position }.deserialize(&mut reader);
     let Some(error) = count.too_large else { return Ok(()) };
     let request = count.size.request_index().filter(|_| error.is_of_request());
-    Err(HttpError::TooLarge { request, error })
+    Err(match request {
+        Some(request) => Error::from(error).at(format_args!("requests[{request}]")),
+        None => error.into(),
+    })
 }
 
 /// Requests, descriptors and entries counted so far.
@@ -111,20 +121,9 @@ enum Position {
     Entry,
 }
 
-/// Fields that are counted.
-#[derive(Clone, Copy, Deserialize)]
-#[serde(field_identifier, rename_all = "lowercase")]
-enum JsonField {
-    #[serde(alias = "limits")]
-    Requests,
-    Limit,
-    Key,
-    Descriptors,
-    Entries,
-    Prefix,
-    #[serde(other)]
-    Other,
-}
+/// The name of a field, which is copied only if it has escapes.
+#[derive(Deserialize)]
+struct FieldName<'n>(#[serde(borrow)] Cow<'n, str>);
 
 impl Count {
     fn record<E: serde::de::Error>(&mut self, counted: Result<(), TooLarge>) -> Result<(), E> {
@@ -163,17 +162,13 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(field) = map.next_key::<JsonField>()? {
-            let position = match (self.position, field) {
-                (Position::Call, JsonField::Requests) => Position::Requests,
-                (Position::Request | Position::RequestOfCall, JsonField::Descriptors) => {
-                    Position::Descriptors
-                }
-                (Position::RequestOfCall, JsonField::Limit) => Position::OwnLimit,
-                (Position::OwnLimit, JsonField::Key) => Position::Descriptor,
-                (Position::Descriptor, JsonField::Entries) | (Position::Request, JsonField::Prefix) => {
-                    Position::Entries
-                }
+        while let Some(FieldName(name)) = map.next_key()? {
+            let position = match (self.position, &*name) {
+                (Position::Call, "requests" | "limits") => Position::Requests,
+                (Position::Request | Position::RequestOfCall, "descriptors") => Position::Descriptors,
+                (Position::RequestOfCall, "limit") => Position::OwnLimit,
+                (Position::OwnLimit, "key") => Position::Descriptor,
+                (Position::Descriptor, "entries") | (Position::Request, "prefix") => Position::Entries,
                 _another => {
                     map.next_value::<IgnoredAny>()?;
                     continue;
@@ -211,18 +206,16 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
 
 #[cfg(test)]
 mod tests {
-    use tonic::Code;
-
     use super::*;
     use tollgate_wire::proto::tollgate::v1;
 
-    use crate::api::{ApiSettings, call::Verb, error::details};
+    use crate::api::{ApiSettings, call::Verb};
 
     fn bounds() -> RequestBounds {
         RequestBounds { descriptors: 2, entries: 3, ..ApiSettings::default().bounds() }
     }
 
-    fn read(json: &str) -> Result<(), HttpError> {
+    fn read(json: &str) -> Result<(), Error> {
         request(Method::ShouldRateLimit, json.as_bytes(), bounds()).map(drop)
     }
 
@@ -244,12 +237,7 @@ mod tests {
             (r#"{"descriptors": [{}, {}, {}, 5"#.to_owned(), Err(descriptors)),
             (r#"{"domain": 1e5, "descriptors": [{}, {}, {}]}"#.to_owned(), Err(descriptors)),
         ] {
-            let too_large = match read(&json) {
-                Err(HttpError::TooLarge { request: None, error }) => Err(error),
-                Err(error) => panic!("{json}: {error}"),
-                Ok(()) => Ok(()),
-            };
-            assert_eq!(too_large, expected, "{json}");
+            assert_eq!(read(&json), expected.map_err(Error::from), "{json}");
         }
     }
 
@@ -265,7 +253,7 @@ mod tests {
             r#"{"entries": [{}, {}, {}, {}]}"#,
             r#"{"descriptors": [{"limit": {"entries": [{}, {}, {}, {}]}}]}"#,
         ] {
-            assert!(matches!(read(json), Err(HttpError::Malformed { .. })), "{json}");
+            assert_eq!(read(json).unwrap_err().reason, "MALFORMED", "{json}");
         }
     }
 
@@ -329,7 +317,7 @@ mod tests {
             retry_after: time(1_000),
             limits: vec![limit],
             degraded: true,
-            error: Some(details(Code::Unavailable, "NO_RULES", "no rules".to_owned())),
+            error: Some(Error::new(Code::Unavailable, "NO_RULES", "no rules").details()),
             never_because: "larger than the limit".into(),
         };
         let sent = v1::CheckResponse { answers: vec![answer] };

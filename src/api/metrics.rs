@@ -5,11 +5,13 @@ use std::{
     time::Duration,
 };
 
-use tollgate_counter::metrics::{Histogram, MetricCounter, micros};
-use tollgate_limiter::limiter::{HoldError, LimiterError};
+use tollgate_counter::{
+    metrics::{Histogram, MetricCounter, micros},
+    named,
+};
 use tollgate_telemetry::metrics::metrics;
 
-use crate::api::{ApiKind, Error, error::AccessError, failed_calls::FailedCalls};
+use crate::api::{ApiKind, Error, error::Unanswered, failed_calls::FailedCalls};
 
 const DURATION_BOUNDS: [Duration; 15] =
     micros([5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000]);
@@ -25,24 +27,14 @@ pub struct ApiMetrics {
     pub duration: Histogram,
     /// Delays that requests were given.
     pub delays: Histogram,
-    /// Requests rejected because no rules are loaded.
-    pub no_rules: MetricCounter,
-    /// Requests rejected because the slot owner is not known yet.
-    pub joining: MetricCounter,
-    /// Requests rejected because too many remote checks are open.
-    pub overloaded: MetricCounter,
-    /// Invalid requests.
-    pub invalid: MetricCounter,
-    /// Reservations whose owner could not be reached.
-    pub owner_unreachable: MetricCounter,
-    /// Resets without the right admin token.
-    pub wrong_token: MetricCounter,
     /// Calls that were answered with an error.
     pub failed_calls: FailedCalls,
-    /// Changes of limits of their own.
-    pub(super) own_limits: OwnLimitCounts,
     /// Requests to `/check` that lack a header.
     pub(super) missing_headers: MetricCounter,
+    // In the order of `OwnLimitResult`.
+    own_limits: [MetricCounter; OwnLimitResult::ALL.len()],
+    // In the order of `Unanswered`.
+    unanswered: [MetricCounter; Unanswered::ALL.len()],
     // In the order of `ApiKind`.
     requests: [MetricCounter; ApiKind::ALL.len()],
     waiting: AtomicU64,
@@ -52,12 +44,9 @@ metrics! { METRICS: ApiMetrics;
     Counter "tollgate_unanswered_requests_total" ["reason"]
         "Requests answered with an error: no_rules before rules are loaded, joining before owners are known, overloaded by checks that wait for other replicas, owner_unreachable for reservations, invalid if malformed, wrong_token for resets."
         => |all, family| {
-            family.sample(&["no_rules"], all.no_rules.get());
-            family.sample(&["joining"], all.joining.get());
-            family.sample(&["overloaded"], all.overloaded.get());
-            family.sample(&["owner_unreachable"], all.owner_unreachable.get());
-            family.sample(&["invalid"], all.invalid.get());
-            family.sample(&["wrong_token"], all.wrong_token.get());
+            for reason in Unanswered::ALL {
+                family.sample(&[reason.name()], all.unanswered(reason));
+            }
         };
     Counter "tollgate_failed_calls_total" ["method", "reason"]
         "Calls answered with an error, by the path of their method (other: not served, or of another service) and the reason of docs/api.md or docs/metrics.md."
@@ -84,13 +73,9 @@ metrics! { METRICS: ApiMetrics;
     Counter "tollgate_own_limit_changes_total" ["result"]
         "Changes of limits of their own: set, cleared, dropped a day after their rule or its window, or refused for this reason."
         => |all, family| {
-            family.sample(&["set"], all.own_limits.set.get());
-            family.sample(&["cleared"], all.own_limits.cleared.get());
-            family.sample(&["dropped"], all.own_limits.dropped.get());
-            for ((_, result), refused) in REFUSALS.iter().zip(&all.own_limits.refused) {
-                family.sample(&[*result], refused.get());
+            for result in OwnLimitResult::ALL {
+                family.sample(&[result.name()], all.own_limits(result).get());
             }
-            family.sample(&["other"], all.own_limits.other.get());
         };
     Gauge "tollgate_queue_waiting_requests" []
         "Requests waiting for their turn in a leaky_queue."
@@ -100,30 +85,25 @@ metrics! { METRICS: ApiMetrics;
         => |all, family| family.buckets(&all.delays.buckets());
 }
 
-/// The reasons for which limits of their own are refused, with their results in metrics.
-const REFUSALS: [(&str, &str); 4] = [
-    ("NO_OWN_LIMITS", "no_own_limits"),
-    ("OUT_OF_BOUNDS", "out_of_bounds"),
-    ("OTHER_VERSION", "other_version"),
-    ("NO_MEMORY", "no_memory"),
-];
-
-/// Counts changes of limits of their own.
-#[derive(Debug, Default)]
-pub(super) struct OwnLimitCounts {
-    pub(super) set: MetricCounter,
-    pub(super) cleared: MetricCounter,
-    pub(super) dropped: MetricCounter,
-    // In the order of `REFUSALS`.
-    refused: [MetricCounter; REFUSALS.len()],
-    other: MetricCounter,
+named! {
+    /// The result of a change of a limit of its own.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum OwnLimitResult {
+        Set = "set",
+        Cleared = "cleared",
+        Dropped = "dropped",
+        NoOwnLimits = "no_own_limits",
+        OutOfBounds = "out_of_bounds",
+        OtherVersion = "other_version",
+        NoMemory = "no_memory",
+        Other = "other",
+    }
 }
 
-impl OwnLimitCounts {
-    /// Counts a change that is refused for this reason.
-    pub(super) fn refused(&self, reason: &str) {
-        let counter = REFUSALS.iter().position(|(known, _)| *known == reason);
-        counter.map_or(&self.other, |index| &self.refused[index]).increase();
+impl OwnLimitResult {
+    /// The result of a change that is refused for this reason: they have one name, unless it is `other`.
+    pub(super) fn refused(reason: &str) -> Self {
+        Self::ALL.into_iter().find(|each| each.name().eq_ignore_ascii_case(reason)).unwrap_or(Self::Other)
     }
 }
 
@@ -146,15 +126,10 @@ impl Default for ApiMetrics {
         Self {
             duration: Histogram::new(&DURATION_BOUNDS),
             delays: Histogram::new(&DELAY_BOUNDS),
-            no_rules: MetricCounter::default(),
-            joining: MetricCounter::default(),
-            overloaded: MetricCounter::default(),
-            invalid: MetricCounter::default(),
-            owner_unreachable: MetricCounter::default(),
-            wrong_token: MetricCounter::default(),
             failed_calls: FailedCalls::default(),
-            own_limits: OwnLimitCounts::default(),
             missing_headers: MetricCounter::default(),
+            own_limits: Default::default(),
+            unanswered: Default::default(),
             requests: Default::default(),
             waiting: AtomicU64::new(0),
         }
@@ -193,42 +168,20 @@ impl ApiMetrics {
         DelayedCall(&self.waiting)
     }
 
-    pub(super) fn unanswered(&self, error: Error) {
-        match error {
-            Error::LimiterError(LimiterError::NoRules) => self.no_rules.increase(),
-            Error::LimiterError(LimiterError::Joining | LimiterError::Remote | LimiterError::NoStore) => {
-                self.joining.increase();
-            }
-            Error::LimiterError(LimiterError::Overloaded) => self.overloaded.increase(),
-            Error::Malformed(_)
-            | Error::NoRequests
-            | Error::Mode(_)
-            | Error::Timeout
-            | Error::Ttl
-            | Error::OnExpiry(_)
-            | Error::NoId
-            | Error::LongId(_)
-            | Error::Fault(_)
-            | Error::FaultOf { .. } => self.invalid.increase(),
-            Error::Hold(error) => match error {
-                HoldError::Limiter(error) => self.unanswered(Error::LimiterError(error)),
-                HoldError::Request(_) | HoldError::Ttl(_) | HoldError::NotCharge { .. } => {
-                    self.invalid.increase();
-                }
-                HoldError::OwnerUnreachable => self.owner_unreachable.increase(),
-                // The store counts it.
-                HoldError::Exhausted => {}
-            },
-            Error::Access(AccessError::Refused | AccessError::Busy) => {
-                self.wrong_token.increase();
-            }
-            // Other resets are not requests for a decision.
-            Error::Access(AccessError::NoToken | AccessError::Unusable)
-            | Error::LimitOrHits(_)
-            | Error::NotEscaped(_)
-            | Error::NotListed(_)
-            | Error::PageToken
-            | Error::NoCounter { .. } => {}
+    /// Changes of limits of their own with this result.
+    pub(super) fn own_limits(&self, result: OwnLimitResult) -> &MetricCounter {
+        &self.own_limits[result as usize]
+    }
+
+    /// Requests that had an error and are counted as this.
+    pub fn unanswered(&self, reason: Unanswered) -> u64 {
+        self.unanswered[reason as usize].get()
+    }
+
+    /// Counts a request that has an error.
+    pub(super) fn count_unanswered(&self, error: &Error) {
+        if let Some(reason) = error.counted {
+            self.unanswered[reason as usize].increase();
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Protocol adapters. Each translates requests for the limiter and its answers, and decides nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use tollgate_limiter::limiter::{ActiveView, Answer, Limiter, Request, RequestBounds};
 use tollgate_telemetry::traces::Traces;
@@ -29,7 +29,6 @@ pub mod v1;
 pub use call::{ApiKind, Call, CallReply, Handled, Method, ResetPrecision};
 pub use cross_site::Hosts;
 pub use error::Error;
-pub use failed_calls::FailedCall;
 pub use handle::{ReadBatch, WaitingCall};
 pub use metrics::ApiMetrics;
 pub(crate) use metrics::METRICS;
@@ -116,9 +115,10 @@ impl Api {
         }
     }
 
-    /// Counts and logs a call that is answered with an error.
-    pub fn failed(&self, call: &FailedCall<'_>) {
-        self.metrics.failed_calls.add(call, self.limiter.view().now());
+    /// Counts and logs a call of the method at `path` that is answered with an error. `peer` is the address of the caller;
+    /// `None` over a Unix socket.
+    pub fn failed(&self, path: &str, peer: Option<SocketAddr>, error: &Error) {
+        self.metrics.failed_calls.add(path, peer, error, self.limiter.view().now());
     }
 
     /// Shows a request and its answer to those that watch requests.

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::body::{Body, Bytes, HttpBody as _};
+use axum::{
+    body::{Body, Bytes, HttpBody as _},
+    http::StatusCode,
+};
 use futures_util::{Stream, StreamExt as _};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -10,8 +13,13 @@ use tokio::{
     time::timeout,
 };
 use tollgate_limiter::limiter::RequestBounds;
+use tonic::Code;
 
-use crate::api::{call::Method, error::HttpError, json};
+use crate::api::{
+    call::Method,
+    error::{Error, HttpError},
+    json,
+};
 
 /// Maximum size of a body, in bytes. As over gRPC, since a smaller maximum would be a way around limits.
 const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -55,7 +63,7 @@ impl RequestReader {
         let announced = body.size_hint().exact();
         let length = announced.map_or(BODY_BYTES_MAX, |length| usize::try_from(length).unwrap_or(usize::MAX));
         if length > BODY_BYTES_MAX {
-            return Err(HttpError::BodyTooLarge(BODY_BYTES_MAX));
+            return Err(body_too_large());
         }
         let mut chunks = body.into_data_stream();
         let mut bytes = Vec::new();
@@ -64,8 +72,8 @@ impl RequestReader {
         }
         let share = self.share(length).await?;
         let all = append(&mut bytes, &mut chunks, BODY_BYTES_MAX);
-        if !timeout(SHARE_TIMEOUT, all).await.map_err(|_| HttpError::BodySlow(SHARE_TIMEOUT))?? {
-            return Err(HttpError::BodyTooLarge(BODY_BYTES_MAX));
+        if !timeout(SHARE_TIMEOUT, all).await.map_err(|_| body_slow())?? {
+            return Err(body_too_large());
         }
         let bounds = self.bounds;
         // The share moves into the task, which continues if the client disconnects.
@@ -73,15 +81,18 @@ impl RequestReader {
             let message = json::request(method, &bytes, bounds)?;
             Ok(ReadRequest { message, _share: Some(share) })
         });
-        parsed.await.map_err(HttpError::ParserFailed)?
+        parsed.await.map_err(|error| {
+            Error::new(Code::Internal, "INTERNAL", format!("cannot parse the body: {error}"))
+        })?
     }
 
-    async fn share(&self, bytes: usize) -> Result<OwnedSemaphorePermit, HttpError> {
+    async fn share(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Error> {
         // At most 4 MiB.
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let share = timeout(SHARE_TIMEOUT, self.budget.clone().acquire_many_owned(bytes)).await;
         // The semaphore is never closed.
-        share.ok().and_then(Result::ok).ok_or(HttpError::BodiesBusy)
+        let busy = || Error::new(Code::ResourceExhausted, "OVERLOADED", "too many concurrent large bodies");
+        share.ok().and_then(Result::ok).ok_or_else(busy)
     }
 }
 
@@ -90,12 +101,27 @@ async fn append(
     bytes: &mut Vec<u8>,
     chunks: &mut (impl Stream<Item = Result<Bytes, axum::Error>> + Unpin),
     max: usize,
-) -> Result<bool, HttpError> {
+) -> Result<bool, Error> {
     while bytes.len() <= max {
         match chunks.next().await {
             None => return Ok(true),
-            Some(chunk) => bytes.extend_from_slice(&chunk.map_err(HttpError::BodyBroken)?),
+            Some(chunk) => bytes.extend_from_slice(&chunk.map_err(|error| body_broken(&error))?),
         }
     }
     Ok(false)
+}
+
+fn body_too_large() -> HttpError {
+    let why = format!("the body is larger than {BODY_BYTES_MAX} bytes");
+    let error = Error::new(Code::InvalidArgument, "TOO_LARGE", why);
+    HttpError { status: StatusCode::PAYLOAD_TOO_LARGE, error }
+}
+
+fn body_slow() -> Error {
+    let why = format!("timeout: the body did not arrive within {SHARE_TIMEOUT:?}");
+    Error::new(Code::DeadlineExceeded, "BODY_TIMEOUT", why)
+}
+
+fn body_broken(error: &axum::Error) -> Error {
+    Error::new(Code::InvalidArgument, "MALFORMED", format!("cannot read the body: {error}"))
 }

@@ -2,24 +2,27 @@
 
 use std::{
     borrow::Cow,
-    collections::VecDeque,
+    iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::sync::Notify;
+use tokio::sync::{
+    OwnedSemaphorePermit, Semaphore,
+    mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+};
 use tollgate_counter::{
     algorithm::Operation,
     descriptor::{self, Entry, KeyText, Secret},
     lock::lock,
     time::Timestamp,
 };
-use tollgate_limiter::limiter::{ActiveView, Descriptor, Limiter, Request};
+use tollgate_limiter::limiter::{ActiveView, Descriptor, Limiter, OwnedRequest, Request};
 use tollgate_rules::{
     DescriptorRef, KeyedDomain, KeyedRules, MatchKind, NetworkGroup, TreeNode, address, network_of,
 };
@@ -28,7 +31,7 @@ use tollgate_rules::{
 const WAITING_BYTES_MAX: usize = 4 << 20;
 /// Requests are written in portions of so many bytes, and of one more request.
 const PORTION_BYTES: usize = 64 << 10;
-/// What a request and an entry take in addition to their texts, roughly.
+/// What a descriptor and an entry take in addition to their texts, roughly.
 const OVERHEAD_BYTES: usize = 32;
 /// The maximum number of further hashes that are tried if one matches a pattern that the value does not match.
 const ATTEMPTS_MAX: u8 = 63;
@@ -53,38 +56,30 @@ pub struct Recorder {
     allowed: RecordedValues,
     // Whether there is a recording, so that a request without one costs a load.
     is_recording: AtomicBool,
-    // Requests are added whole or not at all.
-    recording: Mutex<Option<RecordingState>>,
-    is_stopped: AtomicBool,
-    // A request, or the stop.
-    arrived: Notify,
+    state: Mutex<RecordingState>,
 }
 
 #[derive(Debug)]
-struct RecordingState {
-    // `None` if values are plain.
-    secret: Option<Secret>,
-    /// Later requests are not recorded, also if the client has not noticed the end yet.
-    until: Timestamp,
-    waiting: VecDeque<Charges>,
-    // Invariant: at most `WAITING_BYTES_MAX`.
-    waiting_bytes: usize,
-    requests: u64,
-    left_out: u64,
+enum RecordingState {
+    Idle,
+    Running {
+        /// Later requests are not recorded, also if the client has not noticed the end yet.
+        until: Timestamp,
+        waiting: UnboundedSender<UnwrittenRequest>,
+        /// A permit for each byte that may wait.
+        room: Arc<Semaphore>,
+        left_out: Arc<AtomicU64>,
+    },
+    // The process stops.
+    Stopped,
 }
 
-/// What a request charges, without borrowing from it.
+/// A request that is not written as a line yet.
 #[derive(Debug)]
-pub(super) struct Charges {
+pub(super) struct UnwrittenRequest {
     time: Timestamp,
-    bytes: usize,
-    domain: Box<str>,
-    /// The keys and values of all descriptors, one after the other.
-    parts: Vec<u8>,
-    /// The length of each key and of each value.
-    lengths: Vec<(u32, u32)>,
-    /// The number of entries and the hits of each descriptor.
-    descriptors: Vec<(u32, u64)>,
+    request: OwnedRequest,
+    room: OwnedSemaphorePermit,
 }
 
 /// A recording; it ends when this is dropped.
@@ -92,6 +87,12 @@ pub(super) struct Charges {
 pub struct Recording {
     recorder: Arc<Recorder>,
     values: RecordedValues,
+    // `None` if values are plain.
+    secret: Option<Secret>,
+    // It ends when the process stops.
+    waiting: UnboundedReceiver<UnwrittenRequest>,
+    requests: u64,
+    left_out: Arc<AtomicU64>,
 }
 
 /// Why there is no recording.
@@ -144,13 +145,7 @@ impl<'r> RecordedEntry<'r> {
 impl Recorder {
     /// A recorder that shows at most these values.
     pub fn new(allowed: RecordedValues) -> Self {
-        Self {
-            allowed,
-            is_recording: AtomicBool::new(false),
-            recording: Mutex::default(),
-            is_stopped: AtomicBool::new(false),
-            arrived: Notify::new(),
-        }
+        Self { allowed, is_recording: AtomicBool::new(false), state: Mutex::new(RecordingState::Idle) }
     }
 
     /// Starts a recording of the requests before `until`.
@@ -162,172 +157,143 @@ impl Recorder {
         if values > self.allowed {
             return Err(RecordError::PlainNotAllowed);
         }
-        let mut recording = lock(&self.recording);
-        if recording.is_some() {
-            return Err(RecordError::Busy);
+        let (sender, waiting) = unbounded_channel();
+        let left_out = Arc::<AtomicU64>::default();
+        let mut state = lock(&self.state);
+        match *state {
+            RecordingState::Idle => {
+                let room = Arc::new(Semaphore::new(WAITING_BYTES_MAX));
+                let left_out = left_out.clone();
+                *state = RecordingState::Running { until, waiting: sender, room, left_out };
+                self.is_recording.store(true, Relaxed);
+            }
+            RecordingState::Running { .. } => return Err(RecordError::Busy),
+            // Without a sender it ends at once.
+            RecordingState::Stopped => {}
         }
+        drop(state);
         let secret = (values == RecordedValues::Hashed).then(Secret::random);
-        let waiting = VecDeque::new();
-        let waiting_bytes = 0;
-        *recording = Some(RecordingState { secret, until, waiting, waiting_bytes, requests: 0, left_out: 0 });
-        self.is_recording.store(true, Relaxed);
-        Ok(Recording { recorder: self.clone(), values })
+        Ok(Recording { recorder: self.clone(), values, secret, waiting, requests: 0, left_out })
     }
 
     /// Ends recordings, because the process stops.
     pub fn stop(&self) {
-        self.is_stopped.store(true, Relaxed);
-        self.arrived.notify_one();
+        *lock(&self.state) = RecordingState::Stopped;
     }
 
     /// Records a request that `view` has decided, if there is a recording and the request charges.
     #[inline]
     pub(super) fn record(&self, request: &Request<'_>, view: &ActiveView<'_>) {
         if self.is_recording.load(Relaxed) {
-            self.add(request, view);
+            self.add(request, view.now());
         }
     }
 
     #[cold]
-    fn add(&self, request: &Request<'_>, view: &ActiveView<'_>) {
-        let Some(bytes) = Charges::bytes(request) else { return };
-        match &mut *lock(&self.recording) {
-            Some(state) if view.now() < state.until => {
-                if state.waiting_bytes + bytes > WAITING_BYTES_MAX {
-                    state.left_out += 1;
+    fn add(&self, request: &Request<'_>, time: Timestamp) {
+        if charged(request).next().is_none() {
+            return;
+        }
+        let (waiting, room) = match &*lock(&self.state) {
+            RecordingState::Running { until, waiting, room, left_out } if time < *until => {
+                // What does not fit into a number does not fit into the room.
+                let bytes = u32::try_from(bytes(request)).unwrap_or(u32::MAX);
+                let Ok(room) = room.clone().try_acquire_many_owned(bytes) else {
+                    left_out.fetch_add(1, Relaxed);
                     return;
-                }
-                state.waiting_bytes += bytes;
+                };
+                (waiting.clone(), room)
             }
-            Some(_) | None => return,
-        }
-        let charges = Charges::from_request(request, view.now(), bytes);
-        if let Some(state) = &mut *lock(&self.recording) {
-            state.waiting.push_back(charges);
-        }
-        self.arrived.notify_one();
+            RecordingState::Running { .. } | RecordingState::Idle | RecordingState::Stopped => return,
+        };
+        // An error means that the recording has ended meanwhile.
+        let _ = waiting.send(UnwrittenRequest { time, request: request.to_owned(), room });
     }
 }
 
 impl Recording {
     /// The requests since the last call, or the first of them; waits until there are some. `None` if the process stops.
-    pub(super) async fn next(&self) -> Option<Vec<Charges>> {
-        while !self.recorder.is_stopped.load(Relaxed) {
-            match self.take(PORTION_BYTES) {
-                Some(portion) => return Some(portion),
-                None => self.recorder.arrived.notified().await,
-            }
+    pub(super) async fn next(&mut self) -> Option<Vec<UnwrittenRequest>> {
+        let first = self.waiting.recv().await?;
+        let mut bytes = first.room.num_permits();
+        let mut portion = vec![first];
+        while bytes < PORTION_BYTES
+            && let Ok(request) = self.waiting.try_recv()
+        {
+            bytes += request.room.num_permits();
+            portion.push(request);
         }
-        None
+        Some(portion)
     }
 
-    /// The lines of a portion, with hashes that match the active rules as their values do.
-    pub(super) fn lines(&self, requests: Vec<Charges>, limiter: &Limiter) -> Vec<u8> {
-        let secret = lock(&self.recorder.recording).as_ref().and_then(|state| state.secret.clone());
+    /// The lines of requests, with hashes that match the active rules as their values do.
+    pub(super) fn lines(
+        &mut self,
+        requests: impl IntoIterator<Item = UnwrittenRequest>,
+        limiter: &Limiter,
+    ) -> Vec<u8> {
         let mut lines = Vec::new();
-        for request in &requests {
-            // Infallible: it has only texts and numbers.
-            let recorded = request.recorded(limiter.view().rules(), secret.as_ref());
-            if serde_json::to_writer(&mut lines, &recorded).is_ok() {
-                lines.push(b'\n');
-            }
-        }
-        if let Some(state) = &mut *lock(&self.recorder.recording) {
-            state.requests += requests.len() as u64;
+        for request in requests {
+            request.write(limiter.view().rules(), self.secret.as_ref(), &mut lines);
+            self.requests += 1;
         }
         lines
     }
 
     /// Ends the recording: the lines that are left, and one that says how complete it is.
-    pub fn end(self, limiter: &Limiter) -> Vec<u8> {
+    pub fn end(mut self, limiter: &Limiter) -> Vec<u8> {
         self.recorder.is_recording.store(false, Relaxed);
-        let mut lines = Vec::new();
-        while let Some(portion) = self.take(PORTION_BYTES) {
-            lines.append(&mut self.lines(portion, limiter));
-        }
-        // Only the drop of `self` makes room for another recording, which it would end otherwise.
-        let recording = lock(&self.recorder.recording);
-        let Some(RecordingState { requests, left_out, .. }) = &*recording else { return lines };
+        self.waiting.close();
+        let rest: Vec<_> = iter::from_fn(|| self.waiting.try_recv().ok()).collect();
+        let mut lines = self.lines(rest, limiter);
+        // Only the drop of `self` makes room for another recording.
+        let (requests, left_out) = (self.requests, self.left_out.load(Relaxed));
         let summary =
             json!({"recording": {"requests": requests, "left_out": left_out, "values": self.values}});
         lines.extend_from_slice(format!("{summary}\n").as_bytes());
         lines
-    }
-
-    /// The first requests, until they have so many bytes; `None` if there are none.
-    fn take(&self, bytes: usize) -> Option<Vec<Charges>> {
-        let mut recording = lock(&self.recorder.recording);
-        let state = recording.as_mut()?;
-        let mut portion = Vec::new();
-        let mut taken = 0;
-        while taken < bytes
-            && let Some(charges) = state.waiting.pop_front()
-        {
-            taken += charges.bytes;
-            portion.push(charges);
-        }
-        // A request that was added while another recording ended was not counted.
-        state.waiting_bytes = state.waiting_bytes.saturating_sub(taken);
-        (!portion.is_empty()).then_some(portion)
     }
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
         self.recorder.is_recording.store(false, Relaxed);
-        *lock(&self.recorder.recording) = None;
+        let mut state = lock(&self.recorder.state);
+        match *state {
+            RecordingState::Running { .. } => *state = RecordingState::Idle,
+            RecordingState::Idle | RecordingState::Stopped => {}
+        }
     }
 }
 
-impl Charges {
-    /// The size of the copy; `None` if no descriptor is charged.
-    fn bytes(request: &Request<'_>) -> Option<usize> {
-        let texts = |entry: &Entry<'_>| entry.key.len() + entry.value.len() + OVERHEAD_BYTES;
-        let of =
-            |(entries, _): (&[Entry<'_>], u64)| OVERHEAD_BYTES + entries.iter().map(texts).sum::<usize>();
-        let bytes: usize = charged(request).map(of).sum();
-        (bytes > 0).then_some(OVERHEAD_BYTES + request.domain().len() + bytes)
-    }
-
-    fn from_request(request: &Request<'_>, time: Timestamp, bytes: usize) -> Self {
-        let mut parts = Vec::new();
-        let mut lengths = Vec::new();
-        let mut descriptors = Vec::new();
-        for (entries, hits) in charged(request) {
-            for Entry { key, value } in entries {
-                parts.extend_from_slice(key);
-                parts.extend_from_slice(value);
-                // A message is smaller than 4 GiB.
-                lengths.push((key.len() as u32, value.len() as u32));
+impl UnwrittenRequest {
+    /// Appends the line of the request.
+    fn write(&self, rules: &KeyedRules, secret: Option<&Secret>, lines: &mut Vec<u8>) {
+        self.request.with(|request| {
+            let name = request.domain();
+            let domain = rules.domain(name);
+            let mut attempts = REQUEST_ATTEMPTS_MAX;
+            let descriptor = |(entries, hits)| {
+                let entries = recorded(entries, name, domain, secret, &mut attempts);
+                RecordedDescriptor { entries, hits }
+            };
+            let descriptors = charged(request).map(descriptor).collect();
+            let recorded = RecordedRequest { time: self.time.as_nanos(), domain: name, descriptors };
+            // Infallible: it has only texts and numbers.
+            if serde_json::to_writer(&mut *lines, &recorded).is_ok() {
+                lines.push(b'\n');
             }
-            // A descriptor has at most some hundred entries.
-            descriptors.push((entries.len() as u32, hits));
-        }
-        Self { time, bytes, domain: request.domain().into(), parts, lengths, descriptors }
+        });
     }
+}
 
-    fn recorded(&self, rules: &KeyedRules, secret: Option<&Secret>) -> RecordedRequest<'_> {
-        let domain = rules.domain(&self.domain);
-        let mut attempts = REQUEST_ATTEMPTS_MAX;
-        let mut bytes = self.parts.as_slice();
-        let mut lengths = self.lengths.iter();
-        let mut next = |length: u32| {
-            let (part, rest) = bytes.split_at(length as usize);
-            bytes = rest;
-            part
-        };
-        let descriptor = |(number, hits): &(u32, u64)| {
-            let lengths = lengths.by_ref().take(*number as usize);
-            let entries: Vec<_> =
-                lengths.map(|(key, value)| Entry { key: next(*key), value: next(*value) }).collect();
-            RecordedDescriptor {
-                entries: recorded(&entries, &self.domain, domain, secret, &mut attempts),
-                hits: *hits,
-            }
-        };
-        let descriptors = self.descriptors.iter().map(descriptor).collect();
-        RecordedRequest { time: self.time.as_nanos(), domain: &self.domain, descriptors }
-    }
+/// The size of a copy of the request.
+fn bytes(request: &Request<'_>) -> usize {
+    let of_entry = |entry: &Entry<'_>| OVERHEAD_BYTES + entry.key.len() + entry.value.len();
+    let of_descriptor =
+        |descriptor: &Descriptor<'_>| OVERHEAD_BYTES + descriptor.entries.iter().map(of_entry).sum::<usize>();
+    let descriptors: usize = request.descriptors().iter().map(of_descriptor).sum();
+    size_of::<UnwrittenRequest>() + request.domain().len() + descriptors
 }
 
 /// The entries and the hits of each descriptor that is charged.

@@ -62,7 +62,7 @@ impl CallSpan {
                 }
                 Code::Ok
             }
-            Err(error) => tonic::Status::from(*error).code(),
+            Err(error) => error.code,
         };
         span.set_attribute(KeyValue::new("rpc.grpc.status_code", i64::from(i32::from(code))));
         // An invalid request is not an error of the server.

@@ -112,13 +112,11 @@ impl Components {
             });
             quotas
         });
-        let denial_bodies = Arc::new(DenialBodies::new(&sections.denial));
-        let recorder = sections.admin.record.map(|values| Arc::new(Recorder::new(values)));
         let api = Api {
             headers: Arc::new(sections.headers.clone()),
-            denial_bodies: denial_bodies.clone(),
+            denial_bodies: Arc::new(DenialBodies::new(&sections.denial)),
             denials: sections.log.denials.map(DenialLog::new).map(Arc::new),
-            recorder: recorder.clone(),
+            recorder: sections.admin.record.map(|values| Arc::new(Recorder::new(values))),
             traces: server.traces.clone(),
             reset_access: sections.admin.token_file.clone().map(admin::Token::new).map(ResetAccess::new),
             ..Api::new(limiter.clone(), sections.api)
@@ -155,14 +153,11 @@ impl Components {
             shared_store,
             active_rules,
             memory: persistence.memory.clone(),
-            limiter,
+            api: api.clone(),
             quotas,
-            denial_bodies,
             reader: RequestReader::new(sections.api.bounds(), JSON_BODIES_BYTES_MAX),
             settings: settings.given.clone().into(),
             logs: server.logs.clone(),
-            recorder,
-            requests: api.metrics.clone(),
             metrics: Arc::new(metrics.clone()),
             history: Arc::default(),
             certificates: Arc::new(server.stats.clone()),
@@ -196,7 +191,7 @@ impl Components {
         let metrics = admin.metrics.clone();
         let history = admin.history.clone();
         background.spawn(async move { history.record(metrics).await });
-        if let Some(recorder) = admin.recorder.clone() {
+        if let Some(recorder) = admin.api.recorder.clone() {
             let stopping = stopping();
             background.spawn(async move {
                 stopping.await;

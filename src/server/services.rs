@@ -18,7 +18,7 @@ use tollgate_quota::QuotaService;
 use tonic::{Code, Status, codegen::Service as _};
 
 use crate::{
-    api::{Api, FailedCall, ReadBatch},
+    api::{Api, Error, ReadBatch},
     server::{
         body::RequestBody,
         idle::{Activity, RequestActivity},
@@ -97,10 +97,7 @@ impl Services {
 
     /// Counts and logs a call that is answered with an error.
     pub(super) fn failed(&self, path: &str, reason: &'static str, status: &Status) {
-        let code = status.code();
-        let message = status.message();
-        let peer = self.peer;
-        self.api.failed(&FailedCall { path, code, reason, message, peer });
+        self.api.failed(path, self.peer, &Error::new(status.code(), reason, status.message()));
     }
 
     /// Whether the streams of a request may stay open.

@@ -54,7 +54,7 @@ pub use limit_cache::{
 pub use metrics::LimiterMetrics;
 pub use plan::{AnswerOrPlan, Plan};
 pub use prepared::PreparedDescriptor;
-pub use request::{Descriptor, Override, Request, RequestError, UnknownUnit};
+pub use request::{Descriptor, Override, OwnedRequest, Request, RequestError, UnknownUnit};
 
 pub use retry::Retry;
 

@@ -23,7 +23,7 @@ pub struct Request<'a> {
 
 /// A request that does not borrow its message.
 #[derive(Debug)]
-pub(super) struct OwnedRequest {
+pub struct OwnedRequest {
     domain: Box<str>,
     // The key and the value of each entry of all descriptors, one after the other, and their lengths.
     text: Box<[u8]>,
@@ -170,7 +170,7 @@ impl<'a> Request<'a> {
     }
 
     /// A copy that does not borrow the message.
-    pub(super) fn to_owned(&self) -> OwnedRequest {
+    pub fn to_owned(&self) -> OwnedRequest {
         let entries = || self.descriptors.iter().flat_map(|descriptor| descriptor.entries);
         let mut text = Vec::with_capacity(entries().map(|entry| entry.key.len() + entry.value.len()).sum());
         entries().for_each(|entry| {
@@ -195,7 +195,7 @@ impl<'a> Request<'a> {
 
 impl OwnedRequest {
     /// Passes the request to `take`.
-    pub(super) fn with<R>(&self, take: impl FnOnce(&Request<'_>) -> R) -> R {
+    pub fn with<R>(&self, take: impl FnOnce(&Request<'_>) -> R) -> R {
         let mut text = &*self.text;
         let mut part = |length: usize| {
             let (part, rest) = text.split_at(length);

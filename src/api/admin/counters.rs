@@ -13,15 +13,18 @@ use tollgate_counter::{
     descriptor::{self, Entry},
     metrics::TopKeys,
 };
-use tollgate_limiter::limiter::{ActiveView, CounterRef, LimiterMetrics, NoCounter};
+use tollgate_limiter::limiter::{ActiveView, CounterRef, LimiterMetrics};
 use tollgate_rules::rule_text;
 use tollgate_store::{CounterState, OnExpiry, OpenHold, OpenHolds, OwnLimitState};
 use tollgate_telemetry::logs::UNLIMITED;
 use tracing::info;
 
-use crate::api::admin::{
-    AdminState, format,
-    format::{AdminError, ClientAddress},
+use crate::api::{
+    Error,
+    admin::{
+        AdminState, format,
+        format::{AdminError, ClientAddress},
+    },
 };
 
 /// Maximum number of keys in `/top`.
@@ -50,9 +53,9 @@ pub(super) async fn get(
     query: QueryResult,
 ) -> Result<Json<Value>, AdminError> {
     let Query(query) = query.map_err(|error| AdminError::bad_request(error.body_text()))?;
-    let view = state.limiter.view();
+    let view = state.api.limiter.view();
     let counter = query.find(&view).await?;
-    let found = view.peek(&counter).await.map_err(admin_error)?;
+    let found = view.peek(&counter).await.map_err(Error::from)?;
     Ok(Json(query.counter_json(&counter, peeked_json(&found))))
 }
 
@@ -101,7 +104,7 @@ impl CounterQuery {
         let entries =
             descriptor::parse(&self.key).map_err(|error| AdminError::bad_request(format!("key: {error}")))?;
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry::new(key, value)).collect();
-        view.counter_ref(&self.domain, &entries).await.map_err(admin_error)
+        Ok(view.counter_ref(&self.domain, &entries).await.map_err(Error::from)?)
     }
 
     fn counter_json(&self, counter: &CounterRef<'_>, peeked: Value) -> Value {
@@ -129,9 +132,9 @@ impl CounterQuery {
         used: u64,
         what: &str,
     ) -> Result<Json<Value>, AdminError> {
-        let view = state.limiter.view();
+        let view = state.api.limiter.view();
         let counter = self.find(&view).await?;
-        let [before, after] = view.replace(&counter, used).await.map_err(admin_error)?;
+        let [before, after] = view.replace(&counter, used).await.map_err(Error::from)?;
         info!(
             name: UNLIMITED,
             %peer,
@@ -151,13 +154,6 @@ impl CounterQuery {
             body["note"] = note_beyond_limit(&counter.limit).into();
         }
         Ok(Json(body))
-    }
-}
-
-fn admin_error(error: NoCounter) -> AdminError {
-    match error {
-        NoCounter::NoRules | NoCounter::Unreachable | NoCounter::NoStore => AdminError::unavailable(error),
-        NoCounter::NoDomain | NoCounter::NoRule | NoCounter::Unlimited => AdminError::not_found(error),
     }
 }
 
@@ -248,7 +244,7 @@ pub(super) fn store_json(state: &AdminState) -> Value {
 
 /// `/top`: the most frequent keys since the start.
 pub(super) async fn top(State(state): State<AdminState>) -> Json<Value> {
-    Json(top_json(state.limiter.metrics(), KEYS_MAX))
+    Json(top_json(state.api.limiter.metrics(), KEYS_MAX))
 }
 
 /// The keys that were denied most often, and those that were requested most often at clients with quotas; at most `max`

@@ -41,8 +41,7 @@ pub(super) async fn explain_message(
     State(state): State<AdminState>,
     body: Body,
 ) -> Result<Json<Value>, AdminError> {
-    let read = state.reader.read(Method::ShouldRateLimit, body).await;
-    let read = read.map_err(|rejected| AdminError(rejected.status(), rejected.to_string()))?;
+    let read = state.reader.read(Method::ShouldRateLimit, body).await?;
     explain(&state, &read.message).await
 }
 
@@ -87,14 +86,14 @@ pub(super) async fn explain_query(
 }
 
 async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, AdminError> {
-    let view = state.limiter.view();
-    let request = rls::decode(message, state.reader.bounds)
-        .map_err(|fault| unanswered(Error::in_message(rls::REQUEST)(fault)))?;
-    let asked = request.limiter_request(None).map_err(|error| unanswered(error.into()))?;
+    let view = state.api.limiter.view();
+    let request =
+        rls::decode(message, state.reader.bounds).map_err(Error::with_malformed_text(rls::MALFORMED))?;
+    let asked = request.limiter_request(None).map_err(Error::from)?;
     let explanation = view.explain(&asked).await.map_err(|error| match error {
-        LimiterError::Remote => AdminError::unavailable(NoCounter::Unreachable),
+        LimiterError::Remote => NoCounter::Unreachable.into(),
         LimiterError::NoRules | LimiterError::Joining | LimiterError::NoStore | LimiterError::Overloaded => {
-            unanswered(error.into())
+            Error::from(error)
         }
     })?;
     let mut body = explanation_json(&asked, &explanation);
@@ -109,20 +108,16 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
         }
     }
     let rules = view.rules();
-    let modes = state.limiter.modes();
+    let modes = state.api.limiter.modes();
     let answer = &explanation.answer;
     let never = answer.never_because(modes, &asked);
     let when = When { retry_after: answer.retry_after(modes, &asked), never_because: never.as_deref() };
-    let denial_body = state.denial_bodies.of(asked.domain(), rules, answer, modes, when);
+    let denial_body = state.api.denial_bodies.of(asked.domain(), rules, answer, modes, when);
     body["denial_body"] =
         denial_body.map(|body| json!({"content_type": body.content_type, "text": body.text})).into();
     let status = state.active_rules.status();
     body["rules"] = json!({"hash": status.hash, "version": status.version});
     Ok(Json(body))
-}
-
-fn unanswered(error: Error) -> AdminError {
-    if error.is_caller_error() { AdminError::bad_request(error) } else { AdminError::unavailable(error) }
 }
 
 fn explanation_json(request: &limiter::Request<'_>, explanation: &Explanation<'_>) -> Value {

@@ -9,6 +9,8 @@ use axum::{
 };
 use tollgate_counter::{descriptor::Key, time::Timestamp};
 
+use crate::api::error::{Error, HttpError};
+
 /// An instant in RFC 3339.
 pub(crate) fn instant(instant: Timestamp) -> String {
     let nanos = i128::from(instant.as_nanos());
@@ -70,6 +72,18 @@ impl AdminError {
 
     pub(in crate::api) fn unavailable(why: impl fmt::Display) -> Self {
         Self(StatusCode::SERVICE_UNAVAILABLE, why.to_string())
+    }
+}
+
+impl From<HttpError> for AdminError {
+    fn from(HttpError { status, error }: HttpError) -> Self {
+        Self(status, error.to_string())
+    }
+}
+
+impl From<Error> for AdminError {
+    fn from(error: Error) -> Self {
+        HttpError::from(error).into()
     }
 }
 

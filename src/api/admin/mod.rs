@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use tollgate_telemetry::logs::{LogError, UNLIMITED};
 use tracing::warn;
 
-use crate::api::cross_site::{CrossSiteGuard, refuse_cross_site};
+use crate::api::cross_site::{CrossSiteGuard, loopback, refuse_cross_site, same_origin};
 
 mod alerts;
 mod cluster;
@@ -93,11 +93,11 @@ pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> R
         .with_state(state)
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .merge(more);
-    let guard = |guard| middleware::from_fn_with_state(guard, refuse_cross_site);
+    let guard = |guard: CrossSiteGuard| middleware::from_fn_with_state(guard, refuse_cross_site);
     let endpoints = match token_file {
-        None => endpoints.layer(guard(CrossSiteGuard::Loopback)),
+        None => endpoints.layer(guard(Arc::new(loopback))),
         Some(path) => endpoints
-            .layer(guard(CrossSiteGuard::SameOrigin))
+            .layer(guard(Arc::new(same_origin)))
             .layer(middleware::from_fn_with_state(Arc::new(Token::new(path)), token::require_token)),
     };
     // In this order, so that unknown paths get the answer of the endpoints.

@@ -55,9 +55,9 @@ pub(super) async fn stream(
     }
     let off =
         || AdminError(StatusCode::FORBIDDEN, "requests are not recorded: admin.record is off".to_owned());
-    let recorder = state.recorder.as_ref().ok_or_else(off)?;
+    let recorder = state.api.recorder.as_ref().ok_or_else(off)?;
     let time = Duration::from_secs(seconds);
-    let recording = recorder.start(values, state.limiter.view().now().after(time)).map_err(|error| {
+    let recording = recorder.start(values, state.api.limiter.view().now().after(time)).map_err(|error| {
         let status = match error {
             RecordError::PlainNotAllowed => StatusCode::FORBIDDEN,
             RecordError::Busy => StatusCode::CONFLICT,
@@ -67,9 +67,9 @@ pub(super) async fn stream(
     // A warning, so that it leaves a trace of the client that reads the requests of others.
     warn!(name: UNLIMITED, %peer, seconds, ?values, "recording requests");
     let end = Instant::now() + time;
-    let limiter = state.limiter.clone();
+    let limiter = state.api.limiter.clone();
     let lines = stream::unfold(Some((recording, limiter)), move |recording| async move {
-        let (recording, limiter) = recording?;
+        let (mut recording, limiter) = recording?;
         let empty_line = Instant::now() + EMPTY_LINE_INTERVAL;
         // Lines are written on a thread of their own, because other requests to this listener must not wait for them.
         let written = match timeout_at(end.min(empty_line), recording.next()).await {

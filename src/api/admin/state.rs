@@ -7,7 +7,6 @@ use tollgate_counter::{
     named,
     time::{Clock, Timestamp},
 };
-use tollgate_limiter::limiter::Limiter;
 use tollgate_quota::QuotaService;
 use tollgate_rules::ActiveRules;
 use tollgate_shared_store::SharedStore;
@@ -16,11 +15,9 @@ use tollgate_store::Memory;
 use tollgate_telemetry::logs::LogControl;
 
 use crate::api::{
+    Api,
     admin::alerts::{AlertHistory, MetricReader},
-    denial_body::DenialBodies,
-    metrics::ApiMetrics,
     reader::RequestReader,
-    recorder::Recorder,
 };
 
 /// The state that the admin handlers share.
@@ -36,22 +33,16 @@ pub struct AdminState {
     pub active_rules: Arc<ActiveRules>,
     /// The counters.
     pub memory: Arc<Memory>,
-    /// The limiter.
-    pub limiter: Limiter,
+    /// The services that decide requests.
+    pub api: Api,
     /// The rate limit quota service, if it is enabled.
     pub quotas: Option<Arc<QuotaService>>,
-    /// The bodies of refusals.
-    pub denial_bodies: Arc<DenialBodies>,
     /// Reads the requests to explain.
     pub reader: RequestReader,
     /// The effective settings.
     pub settings: Arc<[EffectiveSetting]>,
     /// The log level.
     pub logs: LogControl,
-    /// The recorder of requests; `None` if requests are never recorded.
-    pub recorder: Option<Arc<Recorder>>,
-    /// The metrics of requests.
-    pub requests: Arc<ApiMetrics>,
     /// All metrics by their names.
     pub metrics: Arc<dyn MetricReader>,
     /// Their values of the last hour.

@@ -4,18 +4,16 @@ use std::time::Duration;
 
 use tollgate_counter::algorithm::Operation;
 use tollgate_limiter::limiter::{self, RequestBounds};
-use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, text};
+use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields};
 
 use crate::api::{
+    Error,
     descriptors::{DecodedDescriptor, Descriptors},
-    error::RequestFault,
 };
 
 /// A decoded request.
 #[derive(Debug, Default)]
 pub struct RlsRequest<'m> {
-    /// The domain.
-    pub domain: &'m str,
     /// Hits of descriptors without hits of their own.
     pub hits_addend: u32,
     pub(super) descriptors: Descriptors<'m>,
@@ -30,7 +28,7 @@ pub(super) struct SentHits {
 }
 
 /// Decodes a request within `bounds`, with the same result as `prost`.
-pub fn decode(message: &[u8], bounds: RequestBounds) -> Result<RlsRequest<'_>, RequestFault> {
+pub fn decode(message: &[u8], bounds: RequestBounds) -> Result<RlsRequest<'_>, Error> {
     let mut request = RlsRequest::default();
     request.read(message, bounds)?;
     Ok(request)
@@ -54,18 +52,16 @@ fn read_hits(
 impl<'m> RlsRequest<'m> {
     /// Reads a message into an empty request, as [`decode`] does. A request has 400 bytes, and is not moved here.
     #[inline]
-    pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), RequestFault> {
-        let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next_field()? {
-            match field {
-                (1, FieldValue::Bytes(domain)) => self.domain = text(domain)?,
-                (2, FieldValue::Bytes(descriptor)) => self.descriptors.add(descriptor, bounds, read_hits)?,
-                (3, FieldValue::Varint(hits)) => self.hits_addend = hits as u32,
-                (1..=3, _wrong_type) => return Err(RequestFault::Malformed),
+    pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), Error> {
+        let Self { hits_addend, descriptors } = self;
+        descriptors.read(message, bounds, read_hits, |number, value| {
+            match (number, value) {
+                (3, FieldValue::Varint(hits)) => *hits_addend = hits as u32,
+                (3, _wrong_type) => return Err(MalformedMessage.into()),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// The hits.
@@ -81,7 +77,7 @@ impl<'m> RlsRequest<'m> {
         timeout: Option<Duration>,
     ) -> Result<limiter::Request<'_>, limiter::RequestError> {
         let operation = |view: &DecodedDescriptor| operation(view, self.hits_addend);
-        self.descriptors.limiter_request(self.domain, timeout, operation)
+        self.descriptors.limiter_request(timeout, operation)
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use prost::Message as _;
+use prost::{DecodeError, Message as _};
 use tokio::{
     runtime::{self, Runtime},
     time::{sleep, timeout as within},
@@ -19,14 +19,14 @@ use tollgate_remote::Remote;
 use tollgate_rules::ActiveRules;
 use tollgate_store::{Memory, OnFull, SLOTS};
 use tollgate_telemetry::traces::Traces;
-use tollgate_wire::proto::envoy::service::ratelimit::v3::{
-    RateLimitRequest, RateLimitResponse, rate_limit_response::Code,
+use tollgate_wire::proto::envoy::{
+    extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride,
+    service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
 };
 
 use crate::api::{
     Api, ApiSettings, Error,
     call::{ApiKind, Call, CallReply, Handled, Method, timeout_from_headers},
-    error::RequestFault,
     fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime},
 };
 
@@ -52,28 +52,29 @@ pub fn rls(bytes: &[u8]) {
     match api.batch(&Caller::default()).handle(call) {
         Ok(Handled::Ready(reply)) => check_reply(&decoded.expect("a decided request is valid"), &reply),
         Ok(Handled::Waiting(_)) => unreachable!("there is no other replica"),
-        Err(Error::Malformed(_)) => assert!(decoded.is_err()),
-        Err(Error::Fault(RequestFault::TooLarge(_))) => {
+        Err(error) => check_error(decoded, &error),
+    }
+}
+
+fn check_error(decoded: Result<RateLimitRequest, DecodeError>, error: &Error) {
+    // The bounds may be exceeded before the message turns out to be malformed.
+    let Ok(request) = decoded else { return assert!(["MALFORMED", "TOO_LARGE"].contains(&error.reason)) };
+    match error.reason {
+        "TOO_LARGE" => {
             let bounds = ApiSettings::default().bounds();
-            let is_large = |request: RateLimitRequest| {
-                request.descriptors.len() > bounds.descriptors
-                    || request.descriptors.iter().any(|descriptor| descriptor.entries.len() > bounds.entries)
+            let has_large = request.descriptors.iter().any(|each| each.entries.len() > bounds.entries);
+            assert!(has_large || request.descriptors.len() > bounds.descriptors);
+        }
+        "EMPTY_DOMAIN" => assert!(request.domain.is_empty()),
+        "NO_DESCRIPTORS" => assert!(request.descriptors.is_empty()),
+        "UNKNOWN_UNIT" => {
+            let mut limits = request.descriptors.iter().map(|descriptor| descriptor.limit).enumerate();
+            let error_of = |(descriptor, limit): (usize, Option<RateLimitOverride>)| {
+                Some(Error::from(RequestError::Unit { descriptor, number: limit?.unit }))
             };
-            // The bounds may be exceeded before the error.
-            assert!(decoded.is_ok_and(is_large) || RateLimitRequest::decode(message).is_err());
+            assert!(limits.any(|limit| error_of(limit).as_ref() == Some(error)), "{error}");
         }
-        Err(Error::Fault(RequestFault::Content(RequestError::EmptyDomain))) => {
-            assert!(decoded.is_ok_and(|request| request.domain.is_empty()));
-        }
-        Err(Error::Fault(RequestFault::Content(RequestError::NoDescriptors))) => {
-            assert!(decoded.is_ok_and(|request| request.descriptors.is_empty()));
-        }
-        Err(Error::LimiterError(error)) => unreachable!("{error}"),
-        Err(Error::Fault(RequestFault::Content(RequestError::Unit { descriptor, number }))) => {
-            let limit = decoded.expect("a decoded request is valid").descriptors[descriptor].limit;
-            assert_eq!(limit.expect("the descriptor has a limit").unit, number);
-        }
-        Err(error) => unreachable!("of another API: {error}"),
+        _another => unreachable!("of another API: {error}"),
     }
 }
 
@@ -100,7 +101,7 @@ pub fn remote_rls(message: &[u8]) {
     let handle = |api: &Api| replicas.runtime.block_on(api.handle(call, &forwards));
     let clustered = match handle(&replicas.clustered) {
         // Nothing is charged.
-        Err(Error::LimiterError(LimiterError::Overloaded)) => return,
+        Err(error) if error == LimiterError::Overloaded.into() => return,
         clustered => clustered.map_err(|error| error.to_string()),
     };
     let alone = handle(&replicas.alone).map_err(|error| error.to_string());

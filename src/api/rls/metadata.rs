@@ -18,58 +18,38 @@ use crate::api::rls::decode::SentHits;
 /// The request, the metadata of rules whose descriptors passed, what each limit has decided, the rules that denied, and
 /// whether the decision was made without the owner.
 pub(super) fn metadata(sent: &SentHits, request: &Request<'_>, answer: &Answer<'_>) -> Struct {
-    let mut fields = Struct::default();
     // What each limit has decided, with the most hits that can ever pass if the request has more.
     let decided = answer.statuses.iter().zip(request.descriptors());
     let decided: Vec<Decided<'_, '_>> =
         decided.map(|(status, descriptor)| (status, status.most_hits(descriptor))).collect();
     let each = request.descriptors().iter().zip(&sent.each).zip(&answer.statuses);
     let descriptors = each.map(|((asked, hits), status)| descriptor(asked, *hits, status)).collect();
-    set(&mut fields, "domain", text(request.domain()));
-    set(&mut fields, "descriptors", Kind::ListValue(ListValue { values: descriptors }));
-    if sent.of_request != 0 {
-        set(&mut fields, "hitsAddend", Kind::NumberValue(sent.of_request.into()));
-    }
-    if answer.statuses.iter().any(|status| status.degraded) {
-        // Set on the reply in addition to its descriptors, because access logs cannot read lists.
-        set(&mut fields, "degraded", Kind::BoolValue(true));
-    }
-    if answer.statuses.iter().any(|status| status.limit_from == LimitFrom::RuleForUnknown) {
-        set(&mut fields, "limit_unknown", Kind::BoolValue(true));
-    }
     let merged = merged(answer);
-    if !merged.is_empty() {
-        set(&mut fields, "metadata", structure(&merged));
-    }
-    let limits = limits(&decided);
-    if !limits.is_empty() {
-        let limits = limits.into_iter().map(|(name, decided)| (name.to_owned(), limit(decided))).collect();
-        set(&mut fields, "limits", Kind::StructValue(Struct { fields: limits }));
-    }
-    set_names(&mut fields, answer);
-    let refused: Vec<_> = decided.iter().filter(|(status, _)| !status.passes).collect();
-    if !refused.is_empty() {
-        let refused = refused.into_iter().map(|decided| denial(request, *decided)).collect();
-        set(&mut fields, "refused", Kind::ListValue(ListValue { values: refused }));
-    }
-    fields
-}
-
-/// The limits by what they have decided, each as the list of their names in a string, because access logs cannot read
-/// lists.
-fn set_names(fields: &mut Struct, answer: &Answer<'_>) {
-    let by_outcome =
-        |outcome| move |status: &Status<'_>| DescriptorOutcome::from_status(status) == Some(outcome);
-    for (field, names) in [
-        ("passed_by", names(answer, by_outcome(DescriptorOutcome::Passed))),
-        ("refused_by", names(answer, by_outcome(DescriptorOutcome::Refused))),
-        ("refused_in_shadow_by", names(answer, by_outcome(DescriptorOutcome::RefusedInShadow))),
-        ("degraded_by", names(answer, |status| status.degraded)),
-    ] {
-        if !names.is_empty() {
-            set(fields, field, text(&names));
-        }
-    }
+    let limits = limits(&decided).into_iter();
+    let limits: BTreeMap<_, _> = limits.map(|(name, decided)| (name.to_owned(), limit(decided))).collect();
+    let refused = decided.iter().filter(|(status, _)| !status.passes);
+    let refused: Vec<_> = refused.map(|decided| denial(request, *decided)).collect();
+    let statuses = &answer.statuses;
+    let names_by = |outcome| {
+        // In a string, because access logs cannot read lists.
+        let is = move |status: &Status<'_>| DescriptorOutcome::from_status(status) == Some(outcome);
+        some_text(&names(answer, is))
+    };
+    fields([
+        ("domain", Some(text(request.domain()))),
+        ("descriptors", Some(list(descriptors))),
+        ("hitsAddend", (sent.of_request != 0).then(|| Kind::NumberValue(sent.of_request.into()))),
+        // Set on the reply in addition to its descriptors, because access logs cannot read lists.
+        ("degraded", flag(statuses.iter().any(|status| status.degraded))),
+        ("limit_unknown", flag(statuses.iter().any(|status| status.limit_from == LimitFrom::RuleForUnknown))),
+        ("metadata", (!merged.is_empty()).then(|| structure(&merged))),
+        ("limits", (!limits.is_empty()).then_some(Kind::StructValue(Struct { fields: limits }))),
+        ("passed_by", names_by(DescriptorOutcome::Passed)),
+        ("refused_by", names_by(DescriptorOutcome::Refused)),
+        ("refused_in_shadow_by", names_by(DescriptorOutcome::RefusedInShadow)),
+        ("degraded_by", some_text(&names(answer, |status| status.degraded))),
+        ("refused", (!refused.is_empty()).then(|| list(refused))),
+    ])
 }
 
 /// The names of the limits for which `is` is true, each once, in the order of the descriptors.
@@ -121,76 +101,48 @@ fn limits<'a, 's>(each: &[Decided<'a, 's>]) -> BTreeMap<&'s str, Decided<'a, 's>
 
 /// What a limit has decided. Without the numbers if it is unlimited.
 fn limit((status, most_hits): Decided<'_, '_>) -> Value {
-    let mut fields = Struct::default();
-    if let Some(outcome) = DescriptorOutcome::from_status(status) {
-        set(&mut fields, "outcome", text(outcome.name()));
-    }
-    if let Some(limit) = &status.limit {
-        // Numbers are floating point: above 2^53 the nearest value is used.
-        set(&mut fields, "limit", Kind::NumberValue(limit.requests_per_unit as f64));
-        set(&mut fields, "remaining", Kind::NumberValue(status.remaining as f64));
-    }
-    let reset_after = status.reset_after.filter(|_| most_hits.is_none());
-    for (field, after) in [("resetMillis", reset_after), ("retryAfterMillis", status.retry_after)] {
-        if let Some(after) = after {
-            set(&mut fields, field, millis(after));
-        }
-    }
-    if status.limit_from != LimitFrom::Rule {
-        set(&mut fields, "from", text(status.limit_from.name()));
-    }
-    if status.degraded {
-        set(&mut fields, "degraded", Kind::BoolValue(true));
-    }
-    if let Some(metadata) = status.rule.and_then(|rule| rule.options().metadata.as_ref()) {
-        set(&mut fields, "metadata", structure(metadata));
-    }
-    value(Kind::StructValue(fields))
-}
-
-/// Whole milliseconds, rounded up.
-fn millis(time: Duration) -> Kind {
-    Kind::NumberValue(time.as_nanos().div_ceil(1_000_000) as f64)
+    let limit = status.limit.as_ref();
+    let outcome = DescriptorOutcome::from_status(status);
+    let from = status.limit_from;
+    let metadata = status.rule.and_then(|rule| rule.options().metadata.as_ref());
+    structure_value([
+        ("outcome", outcome.map(|outcome| text(outcome.name()))),
+        ("limit", limit.map(|limit| count(limit.requests_per_unit))),
+        ("remaining", limit.map(|_| count(status.remaining))),
+        ("resetMillis", status.reset_after.filter(|_| most_hits.is_none()).map(millis)),
+        ("retryAfterMillis", status.retry_after.map(millis)),
+        ("from", (from != LimitFrom::Rule).then(|| text(from.name()))),
+        ("degraded", flag(status.degraded)),
+        ("metadata", metadata.map(structure)),
+    ])
 }
 
 /// Which rule denied, and why.
 fn denial(request: &Request<'_>, (status, most_hits): Decided<'_, '_>) -> Value {
-    let mut fields = Struct::default();
-    set(&mut fields, "rule", text(status.name()));
-    set(&mut fields, "domain", text(request.domain()));
     let limit = status.limit.map_or(0, |limit| limit.requests_per_unit);
     let why = match most_hits {
         _ if limit == 0 => "banned",
         Some(_) => "more hits than ever pass",
         None => "over limit",
     };
-    set(&mut fields, "why", text(why));
-    if let Some(most) = most_hits {
-        set(&mut fields, "mostHits", Kind::NumberValue(most as f64));
-    }
-    if let Some(wait) = status.retry_after {
-        set(&mut fields, "retryAfterMillis", millis(wait));
-    }
-    value(Kind::StructValue(fields))
+    structure_value([
+        ("rule", Some(text(status.name()))),
+        ("domain", Some(text(request.domain()))),
+        ("why", Some(text(why))),
+        ("mostHits", most_hits.map(count)),
+        ("retryAfterMillis", status.retry_after.map(millis)),
+    ])
 }
 
 fn descriptor(descriptor: &Descriptor<'_>, hits: Option<u64>, status: &Status<'_>) -> Value {
-    let mut fields = Struct::default();
-    let entries = descriptor.entries.iter();
     let entry = |entry: &Entry<'_>| text(&format!("{}={}", escaped(entry.key), escaped(entry.value)));
-    let entries = entries.map(|each| value(entry(each))).collect();
-    set(&mut fields, "entries", Kind::ListValue(ListValue { values: entries }));
-    if let Some(limit) = descriptor.limit {
-        set(&mut fields, "limit", text(&limit_text(limit)));
-    }
-    if let Some(hits) = hits {
-        // Numbers are floating point: above 2^53 the nearest value is used.
-        set(&mut fields, "hitsAddend", Kind::NumberValue(hits as f64));
-    }
-    if status.degraded {
-        set(&mut fields, "degraded", Kind::BoolValue(true));
-    }
-    value(Kind::StructValue(fields))
+    let entries = descriptor.entries.iter().map(|each| value(entry(each))).collect();
+    structure_value([
+        ("entries", Some(list(entries))),
+        ("limit", descriptor.limit.map(|limit| text(&limit_text(limit)))),
+        ("hitsAddend", hits.map(count)),
+        ("degraded", flag(status.degraded)),
+    ])
 }
 
 fn limit_text(limit: Override) -> String {
@@ -231,15 +183,43 @@ fn kind(json: &serde_json::Value) -> Kind {
         serde_json::Value::Bool(flag) => Kind::BoolValue(*flag),
         serde_json::Value::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or(f64::NAN)),
         serde_json::Value::String(string) => text(string),
-        serde_json::Value::Array(items) => {
-            Kind::ListValue(ListValue { values: items.iter().map(|item| value(kind(item))).collect() })
-        }
+        serde_json::Value::Array(items) => list(items.iter().map(|item| value(kind(item))).collect()),
         serde_json::Value::Object(map) => structure(map),
     }
 }
 
-fn set(fields: &mut Struct, name: &str, kind: Kind) {
-    fields.fields.insert(name.to_owned(), value(kind));
+/// The fields that have a value.
+fn fields<const N: usize>(each: [(&str, Option<Kind>); N]) -> Struct {
+    let field = |(name, kind): (&str, Option<Kind>)| Some((name.to_owned(), value(kind?)));
+    Struct { fields: each.into_iter().filter_map(field).collect() }
+}
+
+fn structure_value<const N: usize>(each: [(&str, Option<Kind>); N]) -> Value {
+    value(Kind::StructValue(fields(each)))
+}
+
+/// A number. Numbers are floating point: above 2^53 the nearest value is used.
+fn count(number: u64) -> Kind {
+    Kind::NumberValue(number as f64)
+}
+
+/// Whole milliseconds, rounded up.
+fn millis(time: Duration) -> Kind {
+    Kind::NumberValue(time.as_nanos().div_ceil(1_000_000) as f64)
+}
+
+/// `None` if it is not set.
+fn flag(is_set: bool) -> Option<Kind> {
+    is_set.then_some(Kind::BoolValue(true))
+}
+
+fn list(values: Vec<Value>) -> Kind {
+    Kind::ListValue(ListValue { values })
+}
+
+/// `None` if the text is empty.
+fn some_text(string: &str) -> Option<Kind> {
+    (!string.is_empty()).then(|| text(string))
 }
 
 fn text(text: &str) -> Kind {

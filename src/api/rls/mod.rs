@@ -23,8 +23,8 @@ pub use decode::{RlsRequest, decode};
 use decode::SentHits;
 use encode::encode;
 
-/// What a message of the service is.
-pub(super) const REQUEST: &str = "a valid RateLimitRequest";
+/// The text of the error of a message that is not one of the service.
+pub(super) const MALFORMED: &str = "the message is not a valid RateLimitRequest";
 
 /// A request whose counters are elsewhere.
 #[derive(Debug)]
@@ -51,8 +51,9 @@ impl Api {
         span: &mut CallSpan,
     ) -> Result<Handled<CallReply, PlannedRequest>, Error> {
         let mut decoded = RlsRequest::default();
-        decoded.read(call.message, self.settings.bounds()).map_err(Error::in_message(REQUEST))?;
-        span.describe(decoded.domain, || decoded.descriptors.each.len());
+        let read = decoded.read(call.message, self.settings.bounds());
+        read.map_err(Error::with_malformed_text(MALFORMED))?;
+        span.describe(decoded.descriptors.domain, || decoded.descriptors.each.len());
         let request = decoded.limiter_request(call.timeout())?;
         let sent = self.settings.dynamic_metadata.then(|| Box::new(decoded.sent_hits()));
         let format = ReplyFormat { precision: call.precision, sent };

@@ -24,7 +24,7 @@ use tollgate_wire::{
     protobuf::FRAME_PREFIX_BYTES,
 };
 
-use crate::api::{ApiKind, ApiSettings, Handled, Method, ResetPrecision, error::RequestFault};
+use crate::api::{ApiKind, ApiSettings, Handled, Method, ResetPrecision};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 
@@ -57,7 +57,7 @@ fn api(dynamic_metadata: bool) -> Api {
 }
 
 /// The decoded request as a `prost` message.
-fn read(message: &[u8], bounds: RequestBounds) -> Result<RateLimitRequest, RequestFault> {
+fn read(message: &[u8], bounds: RequestBounds) -> Result<RateLimitRequest, Error> {
     let request = decode(message, bounds)?;
     let descriptors = request.descriptors.views().map(|(entries, view)| RateLimitDescriptor {
         entries: entries
@@ -71,7 +71,11 @@ fn read(message: &[u8], bounds: RequestBounds) -> Result<RateLimitRequest, Reque
         is_negative_hits: view.is_negative_hits,
     });
     let descriptors = descriptors.collect();
-    Ok(RateLimitRequest { domain: request.domain.into(), descriptors, hits_addend: request.hits_addend })
+    Ok(RateLimitRequest {
+        domain: request.descriptors.domain.into(),
+        descriptors,
+        hits_addend: request.hits_addend,
+    })
 }
 
 /// The decoded request within the default bounds, without the error.

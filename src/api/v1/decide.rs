@@ -11,9 +11,10 @@ use tollgate_wire::{proto::tollgate::v1::check_request::Mode, protobuf::FRAME_PR
 use crate::api::{
     Api, Error,
     call::{Handled, Verb},
+    denial_body::When,
     v1::{
-        decode::{DecodedRequest, EncodedRequests},
-        encode::{self, DecidedRequest},
+        decode::{DecodedRequest, EncodedRequests, MALFORMED_REQUEST},
+        encode,
     },
 };
 
@@ -34,9 +35,9 @@ enum PartOfCheck {
 
 /// A request of a call that is answered: its id, and the number of its descriptors.
 #[derive(Clone, Copy, Debug)]
-struct AnsweredPart<I> {
-    id: I,
-    descriptors: usize,
+pub(super) struct AnsweredPart<I> {
+    pub(super) id: I,
+    pub(super) descriptors: usize,
 }
 
 /// How the requests of a call are decided.
@@ -64,17 +65,18 @@ impl EncodedAnswers {
         Self { frame, any_final: false, errors: Vec::new() }
     }
 
+    /// The buffer, for an answer with a verdict.
     #[inline]
-    fn decided(&mut self, request: &DecidedRequest<'_, '_>) {
+    fn decided(&mut self) -> &mut Vec<u8> {
         self.any_final = true;
-        encode::decided(&mut self.frame, request);
+        &mut self.frame
     }
 
     #[cold]
     fn undecided(&mut self, id: &str, error: Error) {
         self.any_final |= error.is_caller_error();
+        encode::undecided(&mut self.frame, id, &error);
         self.errors.push(error);
-        encode::undecided(&mut self.frame, id, error);
     }
 
     fn append(&mut self, later: Self) {
@@ -87,7 +89,7 @@ impl EncodedAnswers {
     /// the call elsewhere if it has charged nothing, so an error of a request that may be charged comes first.
     fn failure(&self) -> Option<Error> {
         let charged = self.errors.iter().find(|error| !error.has_charged_nothing());
-        charged.or(self.errors.first()).filter(|_| !self.any_final).copied()
+        charged.or(self.errors.first()).filter(|_| !self.any_final).cloned()
     }
 }
 
@@ -141,15 +143,15 @@ impl Api {
         answers: &mut EncodedAnswers,
     ) -> Option<PartOfCheck> {
         let mut request = DecodedRequest::default();
-        if let Err(fault) = request.read(message, self.settings.bounds()) {
-            answers.undecided("", fault.into());
+        if let Err(error) = request.read(message, self.settings.bounds()) {
+            answers.undecided("", Error::with_malformed_text(MALFORMED_REQUEST)(error));
             return None;
         }
         let DecisionContext { verb, timeout, view, .. } = context;
         let asked = match request.limiter_request(verb, timeout) {
             Ok(asked) => asked,
-            Err(fault) => {
-                answers.undecided(request.id, fault.into());
+            Err(error) => {
+                answers.undecided(request.id, error);
                 return None;
             }
         };
@@ -157,15 +159,17 @@ impl Api {
         match request.once(verb, self.settings.request_id_window) {
             Ok(None) => {}
             Ok(Some(hold)) => return self.decide_once(hold, part, &asked, context, answers),
-            Err(fault) => {
-                answers.undecided(request.id, fault.into());
+            Err(error) => {
+                answers.undecided(request.id, error);
                 return None;
             }
         }
         let decided = view.decide(&asked);
         match decided {
             // Borrowed, because an answer is large to move.
-            Ok(AnswerOrPlan::Answer(ref answer)) => self.answer(answers, &[part], &asked, view, answer),
+            Ok(AnswerOrPlan::Answer(ref answer)) => {
+                self.answer(answers.decided(), &[part], &asked, view, answer)
+            }
             Ok(AnswerOrPlan::Plan(plan)) => return Some(PartOfCheck::planned(plan, [part])),
             Err(error) => answers.undecided(request.id, error.into()),
         }
@@ -184,7 +188,9 @@ impl Api {
         answers: &mut EncodedAnswers,
     ) -> Option<PartOfCheck> {
         match view.hold(asked, hold, caller) {
-            Ok(AnswerOrPlan::Answer(held)) => self.answer(answers, &[part], asked, view, &held.answer),
+            Ok(AnswerOrPlan::Answer(held)) => {
+                self.answer(answers.decided(), &[part], asked, view, &held.answer)
+            }
             Ok(AnswerOrPlan::Plan(plan)) => return Some(PartOfCheck::planned(plan, [part])),
             Err(error) => answers.undecided(part.id, error.into()),
         }
@@ -200,11 +206,11 @@ impl Api {
         let decoded = decode_all(requests, self.settings.bounds())?;
         let each = decoded.iter().enumerate().map(|(index, request)| {
             let asked = request.limiter_request(verb, timeout);
-            asked.map_err(|fault| Error::FaultOf { request: index, fault })
+            asked.map_err(in_request(index))
         });
         let each = each.collect::<Result<Vec<_>, _>>()?;
-        let request = limiter::Request::together(&each)
-            .map_err(|(request, error)| Error::FaultOf { request, fault: error.into() })?;
+        let request =
+            limiter::Request::together(&each).map_err(|(index, error)| in_request(index)(error.into()))?;
         let ids = decoded.iter().map(|request| request.id);
         let parts: Vec<AnsweredPart<&str>> = ids
             .zip(&each)
@@ -213,7 +219,7 @@ impl Api {
         match view.decide(&request)? {
             AnswerOrPlan::Answer(answer) => {
                 let mut answers = EncodedAnswers::for_call(parts.len());
-                self.answer(&mut answers, &parts, &request, view, &answer);
+                self.answer(answers.decided(), &parts, &request, view, &answer);
                 self.whole(answers).map(Handled::Ready)
             }
             AnswerOrPlan::Plan(plan) => {
@@ -230,15 +236,15 @@ impl Api {
         if let Some(error) = answers.failure() {
             return Err(error);
         }
-        answers.errors.into_iter().for_each(|error| self.metrics.unanswered(error));
+        answers.errors.iter().for_each(|error| self.metrics.count_unanswered(error));
         Ok(answers.frame)
     }
 
     /// Appends the answers to the parts of `request`.
     #[inline]
-    fn answer<I: AsRef<str>>(
+    pub(super) fn answer<I: AsRef<str>>(
         &self,
-        answers: &mut EncodedAnswers,
+        frame: &mut Vec<u8>,
         parts: &[AnsweredPart<I>],
         request: &limiter::Request<'_>,
         view: &ActiveView<'_>,
@@ -246,21 +252,14 @@ impl Api {
     ) {
         self.observe(request, view, answer);
         let modes = self.limiter.modes();
-        let retry_after = answer.retry_after(modes, request);
         let never = answer.never_because(modes, request);
+        let when = When { retry_after: answer.retry_after(modes, request), never_because: never.as_deref() };
         let mut begin = 0;
         for AnsweredPart { id, descriptors } in parts {
             let range = begin..begin + descriptors;
             begin = range.end;
-            answers.decided(&DecidedRequest {
-                id: id.as_ref(),
-                descriptors: &request.descriptors()[range.clone()],
-                passes: answer.passes,
-                delay: answer.delay,
-                retry_after,
-                never_because: never.as_deref(),
-                statuses: &answer.statuses[range],
-            });
+            let descriptors = &request.descriptors()[range.clone()];
+            encode::decided(frame, id.as_ref(), descriptors, &answer.statuses[range], answer, when);
         }
     }
 }
@@ -293,7 +292,7 @@ impl PlannedCheck {
             };
             match outcomes.next() {
                 Some(Ok(outcomes)) => plan.answer(&api.limiter, &outcomes, |view, request, held| {
-                    api.answer(&mut answers, &requests, request, view, &held.answer);
+                    api.answer(answers.decided(), &requests, request, view, &held.answer);
                 }),
                 Some(Err(error)) => {
                     requests.iter().for_each(|part| answers.undecided(&part.id, error.into()));
@@ -315,7 +314,7 @@ fn decode_all<'m>(
     let mut descriptors = 0;
     for (index, message) in requests.iter().enumerate() {
         let request = DecodedRequest::decode(message, bounds).and_then(DecodedRequest::without_request_id);
-        let request = request.map_err(|fault| Error::FaultOf { request: index, fault })?;
+        let request = request.map_err(in_request(index))?;
         descriptors += request.descriptors();
         if descriptors > bounds.descriptors {
             return Err(TooLarge::Descriptors { most: bounds.descriptors }.into());
@@ -323,6 +322,11 @@ fn decode_all<'m>(
         each.push(request);
     }
     Ok(each)
+}
+
+/// The error in the request at `index` of a call whose requests are decided together.
+fn in_request(index: usize) -> impl Fn(Error) -> Error {
+    move |error| error.at(format_args!("requests[{index}]"))
 }
 
 #[cfg(test)]
@@ -333,12 +337,11 @@ mod tests {
 
     #[test]
     fn call_fails_by_the_error_that_may_have_charged() {
-        let joining = LimiterError::Joining.into();
-        let remote = LimiterError::Remote.into();
+        let (joining, remote) = (LimiterError::Joining, LimiterError::Remote);
         for errors in [[joining, remote], [remote, joining]] {
             let mut answers = EncodedAnswers::for_call(errors.len());
-            errors.into_iter().for_each(|error| answers.undecided("", error));
-            assert!(matches!(answers.failure(), Some(Error::LimiterError(LimiterError::Remote))));
+            errors.into_iter().for_each(|error| answers.undecided("", error.into()));
+            assert_eq!(answers.failure(), Some(remote.into()));
         }
     }
 }

@@ -6,17 +6,22 @@ use prost::Message as _;
 use smallvec::SmallVec;
 use tollgate_counter::algorithm::Operation;
 use tollgate_limiter::limiter::{self, CallSize, HoldRequest, RequestBounds, TooLarge};
-use tollgate_store::{HoldId, HoldTerms, OnExpiry};
+use tollgate_store::{HoldId, HoldIdTooLong, HoldTerms, OnExpiry};
 use tollgate_wire::{
     proto::tollgate::v1::check_request::Mode,
     protobuf::{FieldValue, MalformedMessage, MessageFields, text},
 };
 
 use crate::api::{
+    Error,
     call::Verb,
     descriptors::{DecodedDescriptor, Descriptors},
-    error::{Error, RequestFault},
 };
+
+/// The text of the error of a message that is not a request of a call.
+pub(super) const MALFORMED_REQUEST: &str = "the request is not valid";
+const REQUEST_ID_TOO_LONG: &str = "request_id: too long; at most 63 bytes are allowed";
+const HITS_OF_PEEK: &str = "a peek has no hits: leave them out of the request and of its descriptors";
 
 /// The encoded requests of a call.
 pub(super) struct EncodedRequests<'m> {
@@ -27,7 +32,6 @@ pub(super) struct EncodedRequests<'m> {
 /// A decoded request.
 #[derive(Debug, Default)]
 pub(super) struct DecodedRequest<'m> {
-    pub(super) domain: &'m str,
     pub(super) id: &'m str,
     // Empty unless the charge or the refund counts once.
     request_id: &'m str,
@@ -60,9 +64,9 @@ impl<'m> EncodedRequests<'m> {
             }
         }
         if each.is_empty() {
-            return Err(Error::NoRequests);
+            return Err(Error::no_requests());
         }
-        Ok(Self { each, mode: Mode::try_from(mode).map_err(|_| Error::Mode(mode))? })
+        Ok(Self { each, mode: Mode::try_from(mode).map_err(|_| unknown_mode(mode))? })
     }
 }
 
@@ -89,47 +93,48 @@ fn count_parts(size: &mut CallSize, request: &[u8]) -> Result<(), TooLarge> {
 
 impl<'m> DecodedRequest<'m> {
     /// Decodes a request within `bounds`.
-    pub(super) fn decode(message: &'m [u8], bounds: RequestBounds) -> Result<Self, RequestFault> {
+    pub(super) fn decode(message: &'m [u8], bounds: RequestBounds) -> Result<Self, Error> {
         let mut request = Self::default();
-        request.read(message, bounds)?;
+        request.read(message, bounds).map_err(Error::with_malformed_text(MALFORMED_REQUEST))?;
         Ok(request)
     }
 
     /// Decodes a message into this empty request: requests are too large to move.
     #[inline]
-    pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), RequestFault> {
-        let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next_field()? {
-            match field {
-                (1, FieldValue::Bytes(domain)) => self.domain = text(domain)?,
-                (2, FieldValue::Bytes(descriptor)) => self.descriptors.add(descriptor, bounds, read_hits)?,
-                (3, FieldValue::Varint(hits)) => self.hits = hits,
-                (4, FieldValue::Bytes(id)) => self.id = text(id)?,
-                (5, FieldValue::Bytes(id)) => self.request_id = text(id)?,
-                (1..=5, _wrong_type) => return Err(RequestFault::Malformed),
+    pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), Error> {
+        let Self { id, request_id, hits, descriptors } = self;
+        descriptors.read(message, bounds, read_hits, |number, value| {
+            match (number, value) {
+                (3, FieldValue::Varint(number)) => *hits = number,
+                (4, FieldValue::Bytes(bytes)) => *id = text(bytes)?,
+                (5, FieldValue::Bytes(bytes)) => *request_id = text(bytes)?,
+                (3..=5, _wrong_type) => return Err(MalformedMessage.into()),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 
     /// How it is charged or refunded once, with its id retained for at least `window`; `None` without an id.
     #[inline]
-    pub(super) fn once(&self, verb: Verb, window: Duration) -> Result<Option<HoldRequest>, RequestFault> {
+    pub(super) fn once(&self, verb: Verb, window: Duration) -> Result<Option<HoldRequest>, Error> {
         if self.request_id.is_empty() {
             return Ok(None);
         }
-        let terms = |id| HoldTerms::new(id, window, OnExpiry::Charge);
+        let terms = |id: Result<HoldId, HoldIdTooLong>| {
+            let id = id.map_err(|_| Error::invalid("INVALID_ID", REQUEST_ID_TOO_LONG))?;
+            Ok::<_, Error>(HoldTerms::new(id, window, OnExpiry::Charge)?)
+        };
         Ok(Some(match verb {
-            Verb::Check => HoldRequest::ChargeOnce(terms(HoldId::for_request(self.request_id)?)?),
-            Verb::Refund => HoldRequest::RefundOnce(terms(HoldId::for_refund(self.request_id)?)?),
-            Verb::Peek => return Err(RequestFault::MisplacedRequestId),
+            Verb::Check => HoldRequest::ChargeOnce(terms(HoldId::for_request(self.request_id))?),
+            Verb::Refund => HoldRequest::RefundOnce(terms(HoldId::for_refund(self.request_id))?),
+            Verb::Peek => return Err(misplaced_request_id()),
         }))
     }
 
     /// Returns the request, or an error if it has an id for being charged once.
-    pub(super) fn without_request_id(self) -> Result<Self, RequestFault> {
-        if self.request_id.is_empty() { Ok(self) } else { Err(RequestFault::MisplacedRequestId) }
+    pub(super) fn without_request_id(self) -> Result<Self, Error> {
+        if self.request_id.is_empty() { Ok(self) } else { Err(misplaced_request_id()) }
     }
 
     /// The number of its descriptors.
@@ -143,51 +148,40 @@ impl<'m> DecodedRequest<'m> {
         &self,
         verb: Verb,
         timeout: Option<Duration>,
-    ) -> Result<limiter::Request<'_>, RequestFault> {
+    ) -> Result<limiter::Request<'_>, Error> {
         let has_hits = || self.hits != 0 || self.descriptors.each.iter().any(|view| view.hits.is_some());
         if verb == Verb::Peek && has_hits() {
-            return Err(RequestFault::HitsOfPeek);
+            return Err(Error::invalid("HITS_OF_PEEK", HITS_OF_PEEK));
         }
         let operation = |view: &DecodedDescriptor| match (verb, view.hits.unwrap_or(self.hits.max(1))) {
             (Verb::Peek, _) | (Verb::Check | Verb::Refund, 0) => Operation::Peek,
             (Verb::Check, hits) => Operation::Charge(hits),
             (Verb::Refund, hits) => Operation::Refund(hits),
         };
-        let request = self.descriptors.limiter_request(self.domain, timeout, operation)?;
+        let request = self.descriptors.limiter_request(timeout, operation)?;
         // The answer does not wait for the turn.
         Ok(request.with_any_turn())
     }
 }
 
-/// The domain and the descriptors of a call with one request.
-#[derive(Default)]
-pub(super) struct DomainDescriptors<'m> {
-    pub(super) domain: &'m str,
-    pub(super) descriptors: Descriptors<'m>,
+/// Decodes a call with one request within `bounds`. `other` reads its fields behind the domain and the descriptors.
+pub(super) fn decode_descriptors<'m>(
+    message: &'m [u8],
+    bounds: RequestBounds,
+    other: impl FnMut(u32, FieldValue<'m>) -> Result<(), Error>,
+) -> Result<Descriptors<'m>, Error> {
+    let mut descriptors = Descriptors::default();
+    descriptors.read(message, bounds, read_hits, other)?;
+    Ok(descriptors)
 }
 
-impl<'m> DomainDescriptors<'m> {
-    /// Decodes a call within `bounds`. `other` reads its other fields.
-    pub(super) fn decode(
-        message: &'m [u8],
-        bounds: RequestBounds,
-        mut other: impl FnMut(u32, FieldValue<'m>) -> Result<(), Error>,
-    ) -> Result<Self, Error> {
-        let mut named = Self::default();
-        let mut fields = MessageFields::new(message);
-        while let Some(field) = fields.next_field()? {
-            match field {
-                (1, FieldValue::Bytes(domain)) => named.domain = text(domain)?,
-                (2, FieldValue::Bytes(descriptor)) => named
-                    .descriptors
-                    .add(descriptor, bounds, read_hits)
-                    .map_err(Error::in_message("valid"))?,
-                (1..=2, _wrong_type) => return Err(MalformedMessage.into()),
-                (number, value) => other(number, value)?,
-            }
-        }
-        Ok(named)
-    }
+fn unknown_mode(mode: i32) -> Error {
+    Error::invalid("UNKNOWN_MODE", format!("mode: {mode} is not a mode; send EACH or TOGETHER"))
+}
+
+fn misplaced_request_id() -> Error {
+    let why = "request_id: only a charge or a refund that is decided by itself has one; leave it out";
+    Error::invalid("MISPLACED_REQUEST_ID", why)
 }
 
 /// A duration of zero or more.

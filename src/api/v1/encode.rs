@@ -3,51 +3,45 @@
 use std::time::Duration;
 
 use prost::Message as _;
-use tollgate_limiter::limiter::{Descriptor, HeldAnswer, Status};
+use tollgate_limiter::limiter::{Answer, Descriptor, HeldAnswer, Status};
 use tollgate_store::{SettleOutcome, Settled};
 use tollgate_wire::{
     proto::tollgate::v1::{answer::Verdict, settled_limit::Outcome},
     protobuf::{begin, nested, number, text_field},
 };
 
-use crate::api::{Error, descriptors::unit_number};
+use crate::api::{Error, denial_body::When, descriptors::unit_number};
 
-/// The verdict on one request, and the limits that apply to it.
-pub(super) struct DecidedRequest<'r, 's> {
-    pub(super) descriptors: &'r [Descriptor<'r>],
-    pub(super) id: &'r str,
-    pub(super) passes: bool,
-    pub(super) delay: Duration,
-    pub(super) retry_after: Option<Duration>,
-    /// Why it would never pass.
-    pub(super) never_because: Option<&'r str>,
-    pub(super) statuses: &'r [Status<'s>],
-}
-
-/// Appends the answer to a request that was decided.
+/// Appends the answer to the request with this id, which has these descriptors of those that were decided together.
 #[inline]
-pub(super) fn decided(out: &mut Vec<u8>, request: &DecidedRequest<'_, '_>) {
-    let DecidedRequest { id, descriptors, passes, delay, retry_after, never_because, statuses } = *request;
+pub(super) fn decided(
+    out: &mut Vec<u8>,
+    id: &str,
+    descriptors: &[Descriptor<'_>],
+    statuses: &[Status<'_>],
+    answer: &Answer<'_>,
+    when: When<'_>,
+) {
     nested(out, 1, |out| {
         text_field(out, 1, id);
-        let verdict = if passes { Verdict::Allowed } else { Verdict::Denied };
+        let verdict = if answer.passes { Verdict::Allowed } else { Verdict::Denied };
         number(out, 2, verdict as u64);
-        if !delay.is_zero() {
-            duration(out, 3, delay);
+        if !answer.delay.is_zero() {
+            duration(out, 3, answer.delay);
         }
-        if let Some(after) = retry_after {
+        if let Some(after) = when.retry_after {
             duration(out, 4, after);
         }
         for (index, (status, descriptor)) in statuses.iter().zip(descriptors).enumerate() {
             limit_status(out, index as u64, status, descriptor);
         }
         number(out, 6, statuses.iter().any(|status| status.degraded).into());
-        text_field(out, 8, never_because.unwrap_or_default());
+        text_field(out, 8, when.never_because.unwrap_or_default());
     });
 }
 
 /// Appends the answer to a request that was not decided.
-pub(super) fn undecided(out: &mut Vec<u8>, id: &str, error: Error) {
+pub(super) fn undecided(out: &mut Vec<u8>, id: &str, error: &Error) {
     let error = error.details();
     nested(out, 1, |out| {
         text_field(out, 1, id);

@@ -16,6 +16,7 @@ use tracing::{info, warn};
 
 use crate::api::{
     Api,
+    metrics::OwnLimitResult,
     v1::{
         own_limits::{ASKED_AT_ONCE, OwnLimitRecord, PAGE_MAX, millis},
         reset::unescaped,
@@ -122,7 +123,7 @@ impl Api {
                 sleep(STORE_PAUSE).await;
             }
         }
-        self.metrics.own_limits.dropped.add(dropped);
+        self.metrics.own_limits(OwnLimitResult::Dropped).add(dropped);
         if renewed + noted + dropped > 0 {
             let unused = noted + unused;
             info!(renewed, unused, dropped, "limits of their own follow the changed rules");

@@ -10,12 +10,12 @@ use tollgate_counter::{
     resilience::Caller,
     time::Timestamp,
 };
-use tollgate_limiter::limiter::{ActiveView, CallSize, CounterRef, NoCounter, OwnLimitsOf, RequestBounds};
+use tollgate_limiter::limiter::{ActiveView, CallSize, CounterRef, OwnLimitsOf, RequestBounds};
 use tollgate_rules::OwnNumbers;
 use tollgate_store::{OwnLimitChange, OwnLimitOutcome, OwnLimitPosition, OwnLimitRefusal, OwnLimitState};
 use tollgate_telemetry::logs::UNLIMITED;
 use tollgate_wire::{
-    proto::{google::rpc, tollgate::v1},
+    proto::tollgate::v1,
     protobuf::{FRAME_PREFIX_BYTES, MalformedMessage},
 };
 use tonic::Code;
@@ -25,8 +25,8 @@ use crate::api::{
     Api, Error,
     call::CallReply,
     descriptors::{unit, unit_number},
-    error::{Reason as _, details},
-    v1::{decode::DomainDescriptors, reset::unescaped},
+    metrics::OwnLimitResult,
+    v1::{decode::decode_descriptors, reset::unescaped},
 };
 
 /// How many counters elsewhere are asked at a time.
@@ -100,27 +100,6 @@ struct CheckedChange<'s> {
 /// The bytes of a key and a value.
 type OwnedEntry = (Vec<u8>, Vec<u8>);
 
-/// Why one limit is not set or read, with its reason.
-struct LimitError(Code, &'static str, String);
-
-impl LimitError {
-    fn invalid(reason: &'static str, why: impl Into<String>) -> Self {
-        Self(Code::InvalidArgument, reason, why.into())
-    }
-
-    fn status(self) -> rpc::Status {
-        let Self(code, reason, why) = self;
-        details(code, reason, why)
-    }
-}
-
-impl From<NoCounter> for LimitError {
-    fn from(error: NoCounter) -> Self {
-        let (code, reason) = error.reason();
-        Self(code, reason, error.to_string())
-    }
-}
-
 impl Api {
     /// Checks all limits, and sets them if all are valid.
     pub(super) async fn set_limits(&self, message: &[u8], caller: &Caller) -> Result<CallReply, Error> {
@@ -131,15 +110,15 @@ impl Api {
         let checked: Vec<_> =
             stream::iter(checked.collect::<Vec<_>>()).buffered(ASKED_AT_ONCE).collect().await;
         for error in checked.iter().filter_map(|checked| checked.as_ref().err()) {
-            self.metrics.own_limits.refused(error.1);
+            self.metrics.own_limits(OwnLimitResult::refused(error.reason)).increase();
         }
         let invalid = checked.iter().position(Result::is_err);
         let results = match invalid {
             Some(first) => {
                 let why = format!("nothing is set, because limits[{first}] is invalid");
-                let result = |checked: Result<CheckedChange<'_>, LimitError>| {
-                    let other = || LimitError(Code::Aborted, "OTHER_LIMIT_INVALID", why.clone());
-                    failed(checked.err().unwrap_or_else(other))
+                let result = |checked: Result<CheckedChange<'_>, Error>| {
+                    let other = || Error::new(Code::Aborted, "OTHER_LIMIT_INVALID", why.clone());
+                    failed(&checked.err().unwrap_or_else(other))
                 };
                 checked.into_iter().map(result).collect()
             }
@@ -157,10 +136,10 @@ impl Api {
     /// The domain and the descriptors of a call, which are within the bounds of requests.
     fn descriptors(&self, message: &[u8]) -> Result<(String, Vec<v1::Descriptor>), Error> {
         let bounds = self.settings.bounds();
-        DomainDescriptors::decode(message, bounds, |_unknown, _| Ok(()))?;
+        decode_descriptors(message, bounds, |_unknown, _| Ok(()))?;
         let v1::GetLimitsRequest { domain, descriptors } = decoded(message)?;
         if descriptors.is_empty() {
-            return Err(Error::NoRequests);
+            return Err(Error::no_requests());
         }
         Ok((domain, descriptors))
     }
@@ -198,13 +177,13 @@ impl Api {
             let record = OwnLimitRecord::new(domain.to_owned(), &entries, caller, view.now());
             let removed =
                 OwnLimitChange { terms: None, expires_after: None, record: Box::default(), replaces: None };
-            Ok::<_, LimitError>(CheckedChange { counter, record, change: removed })
+            Ok::<_, Error>(CheckedChange { counter, record, change: removed })
         };
         match checked.await {
             Ok(checked) => self.change(view, checked).await,
             Err(error) => {
-                self.metrics.own_limits.refused(error.1);
-                failed(error)
+                self.metrics.own_limits(OwnLimitResult::refused(error.reason)).increase();
+                failed(&error)
             }
         }
     }
@@ -223,9 +202,9 @@ impl Api {
             match view.set_own_limit(counter.key, &counter.limit, change).await {
                 Ok(outcome) => outcome,
                 Err(error) => {
-                    let error = LimitError::from(error);
-                    self.metrics.own_limits.refused(error.1);
-                    return failed(error);
+                    let error = Error::from(error);
+                    self.metrics.own_limits(OwnLimitResult::refused(error.reason)).increase();
+                    return failed(&error);
                 }
             };
         if matches!(refusal, None | Some(OwnLimitRefusal::NotBackedUp)) {
@@ -242,26 +221,26 @@ impl Api {
         }
         let refused = match refusal {
             Some(OwnLimitRefusal::OtherVersion) => {
-                Some(LimitError(Code::Aborted, "OTHER_VERSION", "the limit has another version".to_owned()))
+                Some(Error::new(Code::Aborted, "OTHER_VERSION", "the limit has another version"))
             }
             Some(OwnLimitRefusal::NoMemory) => {
                 let why = "limits of their own take at most an eighth of store.memory_limit: raise it";
-                Some(LimitError(Code::ResourceExhausted, "NO_MEMORY", why.to_owned()))
+                Some(Error::new(Code::ResourceExhausted, "NO_MEMORY", why))
             }
             Some(OwnLimitRefusal::NotBackedUp) => {
-                let why =
-                    "it is changed, and the backup owner has not confirmed it: repeat the call".to_owned();
-                Some(LimitError(Code::Unavailable, "NOT_BACKED_UP", why))
+                let why = "it is changed, and the backup owner has not confirmed it: repeat the call";
+                Some(Error::new(Code::Unavailable, "NOT_BACKED_UP", why))
             }
             None => None,
         };
-        match &refused {
-            Some(error) => self.metrics.own_limits.refused(error.1),
-            None if is_cleared => self.metrics.own_limits.cleared.increase(),
-            None => self.metrics.own_limits.set.increase(),
-        }
+        let counted = match &refused {
+            Some(error) => OwnLimitResult::refused(error.reason),
+            None if is_cleared => OwnLimitResult::Cleared,
+            None => OwnLimitResult::Set,
+        };
+        self.metrics.own_limits(counted).increase();
         let result = result(&counter, state.as_ref());
-        v1::LimitResult { error: refused.map(LimitError::status), ..result }
+        v1::LimitResult { error: refused.as_ref().map(Error::details), ..result }
     }
 
     /// Lists limits of their own, of all replicas.
@@ -273,7 +252,7 @@ impl Api {
         };
         let mut position = match &*page_token {
             "" => None,
-            token => Some(OwnLimitPosition::from_token(token).ok_or(Error::PageToken)?),
+            token => Some(OwnLimitPosition::from_token(token).ok_or_else(wrong_page_token)?),
         };
         let view = self.limiter.view();
         let mut size = CallSize::new(self.settings.bounds());
@@ -291,7 +270,7 @@ impl Api {
         for _step in 0..LIST_STEPS_MAX {
             let part =
                 view.own_limits(OwnLimitsOf::AllReplicas, position, page - limits.len(), &listed).await;
-            let (found, next) = part.map_err(Error::NotListed)?;
+            let (found, next) = part.map_err(|error| Error::from(error).at("the list is not complete"))?;
             limits.extend(found);
             position = next;
             if position.is_none() || limits.len() >= page {
@@ -330,7 +309,7 @@ fn require_bounds(limits: &[v1::SetLimit], bounds: RequestBounds) -> Result<(), 
         size.descriptor()?;
         descriptor.entries.iter().try_for_each(|_| size.entry())?;
     }
-    if limits.is_empty() { Err(Error::NoRequests) } else { Ok(()) }
+    if limits.is_empty() { Err(Error::no_requests()) } else { Ok(()) }
 }
 
 fn decoded<M: Message + Default>(message: &[u8]) -> Result<M, Error> {
@@ -343,8 +322,12 @@ fn reply(message: &impl Message) -> CallReply {
     CallReply::from_frame(frame)
 }
 
-fn failed(error: LimitError) -> v1::LimitResult {
-    v1::LimitResult { error: Some(error.status()), ..v1::LimitResult::default() }
+fn wrong_page_token() -> Error {
+    Error::new(Code::InvalidArgument, "PAGE_TOKEN", "page_token is not that of an earlier answer")
+}
+
+fn failed(error: &Error) -> v1::LimitResult {
+    v1::LimitResult { error: Some(error.details()), ..v1::LimitResult::default() }
 }
 
 /// The results of asking counters, some at a time, in their order.
@@ -354,32 +337,27 @@ async fn answered(each: Vec<BoxFuture<'_, v1::LimitResult>>) -> Vec<v1::LimitRes
 
 /// Reads the limit of its own of one counter.
 async fn read(view: &ActiveView<'_>, domain: &str, descriptor: &v1::Descriptor) -> v1::LimitResult {
-    let found = async {
+    let read = async {
         let entries = entries(descriptor)?;
-        Ok(view.counter_ref(domain, &as_entries(&entries)).await?)
+        let counter = view.counter_ref(domain, &as_entries(&entries)).await?;
+        let state = view.peek(&counter).await?;
+        Ok(result(&counter, state.details.own_limit.as_ref()))
     };
-    let counter = match found.await {
-        Ok(counter) => counter,
-        Err(error) => return failed(error),
-    };
-    match view.peek(&counter).await {
-        Ok(state) => result(&counter, state.details.own_limit.as_ref()),
-        Err(error) => failed(error.into()),
-    }
+    read.await.unwrap_or_else(|error: Error| failed(&error))
 }
 
 /// The unescaped entries of a descriptor that names one counter.
-fn entries(descriptor: &v1::Descriptor) -> Result<Vec<OwnedEntry>, LimitError> {
+fn entries(descriptor: &v1::Descriptor) -> Result<Vec<OwnedEntry>, Error> {
     if descriptor.limit.is_some() || descriptor.hits.is_some() {
-        return Err(LimitError::invalid("LIMIT_OR_HITS", "`key` takes neither limits nor hits here"));
+        return Err(Error::invalid("LIMIT_OR_HITS", "`key` takes neither limits nor hits here"));
     }
     if descriptor.entries.is_empty() {
-        return Err(LimitError::invalid("NO_ENTRIES", "`key` is missing or has no entries"));
+        return Err(Error::invalid("NO_ENTRIES", "`key` is missing or has no entries"));
     }
     let given: Vec<_> =
         descriptor.entries.iter().map(|entry| Entry::new(&*entry.key, &*entry.value)).collect();
     let parts = unescaped(&given).ok_or_else(|| {
-        LimitError::invalid("NOT_ESCAPED", "a key or a value is not escaped: a backslash is `\\\\`")
+        Error::invalid("NOT_ESCAPED", "a key or a value is not escaped: a backslash is `\\\\`")
     })?;
     Ok(parts.into_iter().map(|(key, value)| (key.into_owned(), value.into_owned())).collect())
 }
@@ -405,15 +383,15 @@ async fn check<'s>(
     view: &'s ActiveView<'_>,
     set: v1::SetLimit,
     caller: &Caller,
-) -> Result<CheckedChange<'s>, LimitError> {
+) -> Result<CheckedChange<'s>, Error> {
     let v1::SetLimit { limit, replaces_version } = set;
-    let limit = limit.ok_or_else(|| LimitError::invalid("NO_LIMIT", "`limit` is missing"))?;
+    let limit = limit.ok_or_else(|| Error::invalid("NO_LIMIT", "`limit` is missing"))?;
     let entries = entries(&limit.key.unwrap_or_default())?;
     let counter = view.counter_ref(&limit.domain, &as_entries(&entries)).await?;
     // Without one it is that of the rule.
     let unit = unit(limit.unit);
     if unit_number(unit) != limit.unit {
-        return Err(LimitError::invalid("OUT_OF_BOUNDS", format!("`unit` cannot be {}", limit.unit)));
+        return Err(Error::invalid("OUT_OF_BOUNDS", format!("`unit` cannot be {}", limit.unit)));
     }
     let numbers = OwnNumbers {
         requests_per_unit: limit.requests_per_unit,
@@ -427,23 +405,23 @@ async fn check<'s>(
     let bounds = counter.rule.options().own.as_ref().ok_or_else(|| {
         let why =
             format!("rule {} has no `own`, so its keys have no limits of their own", counter.rule.name());
-        LimitError::invalid("NO_OWN_LIMITS", why)
+        Error::invalid("NO_OWN_LIMITS", why)
     })?;
     let window = counter.stored_window();
     let terms =
-        bounds.terms(&numbers, window.as_deref()).map_err(|why| LimitError::invalid("OUT_OF_BOUNDS", why))?;
+        bounds.terms(&numbers, window.as_deref()).map_err(|why| Error::invalid("OUT_OF_BOUNDS", why))?;
     let expires_after = match limit.expires_after {
         None => None,
         Some(duration) => match Duration::try_from(duration) {
             Ok(duration) if !duration.is_zero() => Some(duration),
             Ok(_) | Err(_) => {
-                return Err(LimitError::invalid("EXPIRED", "`expires_after` is not in the future"));
+                return Err(Error::invalid("EXPIRED", "`expires_after` is not in the future"));
             }
         },
     };
     if limit.note.len() > NOTE_MAX || limit.set_by.len() > SET_BY_MAX {
         let why = format!("`note` has at most {NOTE_MAX} bytes, and `set_by` at most {SET_BY_MAX}");
-        return Err(LimitError::invalid("TOO_LONG", why));
+        return Err(Error::invalid("TOO_LONG", why));
     }
     let mut record = OwnLimitRecord::new(limit.domain, &entries, caller, view.now());
     (record.numbers, record.note) = (numbers, limit.note);
@@ -452,7 +430,7 @@ async fn check<'s>(
     }
     let bytes = record.bytes();
     if bytes.len() > tollgate_store::OWN_RECORD_MAX {
-        return Err(LimitError::invalid("TOO_LONG", "the descriptor is too long for a limit of its own"));
+        return Err(Error::invalid("TOO_LONG", "the descriptor is too long for a limit of its own"));
     }
     let change =
         OwnLimitChange { terms: Some(terms), expires_after, record: bytes, replaces: replaces_version };

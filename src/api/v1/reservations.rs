@@ -15,9 +15,11 @@ use tollgate_wire::{
 use crate::api::{
     Api, Error,
     call::{Call, CallReply, Handled, HoldVerb},
+    descriptors::Descriptors,
     v1::{
-        decode::{DomainDescriptors, duration},
-        encode::{self, DecidedRequest},
+        decide::AnsweredPart,
+        decode::{decode_descriptors, duration},
+        encode,
     },
 };
 
@@ -26,7 +28,7 @@ const RESPONSE_BYTES: usize = 128;
 
 /// A decoded call.
 struct HoldCall<'m> {
-    named: DomainDescriptors<'m>,
+    descriptors: Descriptors<'m>,
     // Of descriptors that name none. `None`: each descriptor has 0, whatever it names.
     hits: Option<u64>,
     id: Cow<'m, str>,
@@ -54,10 +56,10 @@ impl<'m> HoldCall<'m> {
         let mut ttl = HOLD_TTL_DEFAULT;
         let mut id = "";
         let mut on_expiry = 0;
-        let named = DomainDescriptors::decode(message, bounds, |number, value| {
+        let descriptors = decode_descriptors(message, bounds, |number, value| {
             match (number, value) {
                 (3, FieldValue::Varint(hits)) => amount = hits,
-                (4, FieldValue::Bytes(given)) => ttl = duration(given).ok_or(Error::Ttl)?,
+                (4, FieldValue::Bytes(given)) => ttl = duration(given).ok_or_else(invalid_ttl)?,
                 (5, FieldValue::Bytes(given)) => id = text(given)?,
                 (6, FieldValue::Varint(number)) => on_expiry = number as i32,
                 (3..=6, _wrong_type) => return Err(MalformedMessage.into()),
@@ -67,25 +69,23 @@ impl<'m> HoldCall<'m> {
         })?;
         let on_expiry = on_expiry_of(on_expiry)?;
         let mut each = Vec::new();
-        if named.descriptors.each.iter().any(|view| view.on_expiry.is_some()) {
-            let own = named.descriptors.each.iter().map(|view| view.on_expiry.map(on_expiry_of).transpose());
+        if descriptors.each.iter().any(|view| view.on_expiry.is_some()) {
+            let own = descriptors.each.iter().map(|view| view.on_expiry.map(on_expiry_of).transpose());
             each = own.collect::<Result<_, _>>()?;
         }
         let id = match id {
             "" => Cow::Owned(format!("{:032x}", rand::random::<u128>())),
             given => Cow::Borrowed(given),
         };
-        let hold_id = HoldId::new(id.as_bytes())?;
-        let terms = HoldTerms::new(hold_id, ttl, on_expiry).map_err(limiter::HoldError::from)?;
-        let terms = terms.with_descriptors(each);
-        Ok(Self { named, hits: Some(amount.max(1)), id, hold: HoldRequest::Reserve(terms) })
+        let terms = HoldTerms::new(hold_id(&id)?, ttl, on_expiry)?.with_descriptors(each);
+        Ok(Self { descriptors, hits: Some(amount.max(1)), id, hold: HoldRequest::Reserve(terms) })
     }
 
     fn decode_end(verb: HoldVerb, message: &'m [u8], bounds: RequestBounds) -> Result<Self, Error> {
         let mut id = "";
         let mut actual = 0;
         let has_actual = verb == HoldVerb::Settle;
-        let named = DomainDescriptors::decode(message, bounds, |number, value| {
+        let descriptors = decode_descriptors(message, bounds, |number, value| {
             match (number, value) {
                 (3, FieldValue::Bytes(given)) => id = text(given)?,
                 (4, FieldValue::Varint(hits)) if has_actual => actual = hits,
@@ -96,17 +96,19 @@ impl<'m> HoldCall<'m> {
             Ok(())
         })?;
         if id.is_empty() {
-            return Err(Error::NoId);
+            return Err(Error::invalid(
+                "INVALID_ID",
+                "reservation_id: missing; send that of the reservation",
+            ));
         }
         let hits = has_actual.then_some(actual);
-        let hold = HoldRequest::Settle(HoldId::new(id.as_bytes())?);
-        Ok(Self { named, hits, id: Cow::Borrowed(id), hold })
+        let hold = HoldRequest::Settle(hold_id(id)?);
+        Ok(Self { descriptors, hits, id: Cow::Borrowed(id), hold })
     }
 
     /// The request in the form of the limiter, of a caller that waits for `timeout`.
     fn limiter_request(&self, timeout: Option<Duration>) -> Result<limiter::Request<'_>, Error> {
-        let DomainDescriptors { domain, descriptors } = &self.named;
-        let request = descriptors.limiter_request(domain, timeout, |view| {
+        let request = self.descriptors.limiter_request(timeout, |view| {
             Operation::Charge(self.hits.map_or(0, |hits| view.hits.unwrap_or(hits)))
         });
         // The answer does not wait for the turn.
@@ -150,19 +152,8 @@ impl Api {
         match verb {
             HoldVerb::Reserve => {
                 let HeldAnswer { answer, is_held, has_ended, .. } = held;
-                self.observe(request, view, answer);
-                let modes = self.limiter.modes();
-                let never = answer.never_because(modes, request);
-                let decided = DecidedRequest {
-                    id: "",
-                    descriptors: request.descriptors(),
-                    passes: answer.passes,
-                    delay: answer.delay,
-                    retry_after: answer.retry_after(modes, request),
-                    never_because: never.as_deref(),
-                    statuses: &answer.statuses,
-                };
-                encode::decided(&mut frame, &decided);
+                let part = AnsweredPart { id: "", descriptors: request.descriptors().len() };
+                self.answer(&mut frame, &[part], request, view, answer);
                 if *is_held {
                     text_field(&mut frame, 2, id);
                     number(&mut frame, 3, u64::from(*has_ended));
@@ -188,11 +179,23 @@ impl PlannedHold {
     }
 }
 
+fn hold_id(id: &str) -> Result<HoldId, Error> {
+    HoldId::new(id.as_bytes())
+        .map_err(|error| Error::invalid("INVALID_ID", error.to_string()).at("reservation_id"))
+}
+
+fn invalid_ttl() -> Error {
+    Error::invalid("INVALID_TTL", "ttl: not a duration from 1 ms to 24 h")
+}
+
 /// What happens at the expiry, by its number.
 fn on_expiry_of(number: i32) -> Result<OnExpiry, Error> {
     match reserve_request::OnExpiry::try_from(number) {
         Ok(reserve_request::OnExpiry::Release) => Ok(OnExpiry::Release),
         Ok(reserve_request::OnExpiry::Charge) => Ok(OnExpiry::Charge),
-        Err(_) => Err(Error::OnExpiry(number)),
+        Err(_) => {
+            let why = format!("on_expiry: {number} is unknown; send RELEASE or CHARGE");
+            Err(Error::invalid("UNKNOWN_ON_EXPIRY", why))
+        }
     }
 }

@@ -10,14 +10,18 @@ use tollgate_counter::{
 };
 use tollgate_telemetry::logs::UNLIMITED;
 use tollgate_wire::protobuf::{FRAME_PREFIX_BYTES, nested, number, text_field};
+use tonic::Code;
 use tracing::info;
 
 use crate::api::{
     Api, Error,
     call::{CallReply, OperatorVerb},
     error::AccessError,
-    v1::decode::DomainDescriptors,
+    v1::decode::decode_descriptors,
 };
+
+const NOT_ESCAPED: &str =
+    "a key or a value is not escaped: a backslash is `\\\\`, a byte that is not UTF-8 is as `\\xE9`";
 
 impl Api {
     /// Answers a call of an operator, if the metadata have the admin token or the caller may do it without.
@@ -46,25 +50,29 @@ impl Api {
         // After the token, which may wait for a file.
         let view = self.limiter.view();
         let bounds = self.settings.bounds();
-        let DomainDescriptors { domain, descriptors } =
-            DomainDescriptors::decode(message, bounds, |_unknown, _| Ok(()))?;
+        let place = |index: usize| format!("descriptors[{index}]");
+        let descriptors = decode_descriptors(message, bounds, |_unknown, _| Ok(()))?;
+        let domain = descriptors.domain;
         if let Some(index) =
             descriptors.each.iter().position(|view| view.limit.is_some() || view.hits.is_some())
         {
-            return Err(Error::LimitOrHits(index));
+            let why = "this call takes neither limits nor hits";
+            return Err(Error::new(Code::InvalidArgument, "LIMIT_OR_HITS", why).at(place(index)));
         }
-        let request = descriptors.limiter_request(domain, None, |_| Operation::Peek)?;
-        let no_counter = |descriptor, error| Error::NoCounter { descriptor, error };
+        let request = descriptors.limiter_request(None, |_| Operation::Peek)?;
         let mut counters = Vec::new();
         for (index, descriptor) in request.descriptors().iter().enumerate() {
-            let parts = unescaped(descriptor.entries).ok_or(Error::NotEscaped(index))?;
+            let parts = unescaped(descriptor.entries).ok_or_else(|| {
+                Error::new(Code::InvalidArgument, "NOT_ESCAPED", NOT_ESCAPED).at(place(index))
+            })?;
             let entries: Vec<_> = parts.iter().map(|(key, value)| Entry::new(key, value)).collect();
             let counter = view.counter_ref(domain, &entries).await;
-            counters.push(counter.map_err(|error| no_counter(index, error))?);
+            counters.push(counter.map_err(|error| Error::from(error).at(place(index)))?);
         }
         let mut frame = vec![0; FRAME_PREFIX_BYTES];
         for (index, counter) in counters.iter().enumerate() {
-            let states = view.replace(counter, 0).await.map_err(|error| no_counter(index, error))?;
+            let states = view.replace(counter, 0).await;
+            let states = states.map_err(|error| Error::from(error).at(place(index)))?;
             let [before, after] = states.map(|state| state.peek.remaining);
             info!(
                 name: UNLIMITED,

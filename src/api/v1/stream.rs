@@ -44,7 +44,7 @@ impl<'m> StreamQuestion<'m> {
                 (1, FieldValue::Varint(number)) => question.number = number,
                 (2, FieldValue::Bytes(check)) => question.check = check,
                 (3, FieldValue::Bytes(timeout)) => {
-                    question.timeout = duration(timeout).map(Some).ok_or(Error::Timeout);
+                    question.timeout = duration(timeout).map(Some).ok_or_else(invalid_timeout);
                 }
                 (1..=3, _wrong_type) => return Err(MalformedMessage),
                 (_unknown, FieldValue::Varint(_) | FieldValue::Bytes(_) | FieldValue::Other) => {}
@@ -52,12 +52,10 @@ impl<'m> StreamQuestion<'m> {
         }
         Ok(question)
     }
+}
 
-    /// The time that the caller waits: its own timeout, at most the `rest` of the stream.
-    fn timeout(&self, rest: Option<Duration>) -> Result<Option<Duration>, Error> {
-        let own = self.timeout?;
-        Ok(own.into_iter().chain(rest).min())
-    }
+fn invalid_timeout() -> Error {
+    Error::invalid("INVALID_TIMEOUT", "timeout: not a duration of zero or more")
 }
 
 /// The first message of a stream.
@@ -90,7 +88,8 @@ impl Api {
         let question = StreamQuestion::decode(message).map_err(|error| self.counted(error.into()))?;
         let number = question.number;
         let view = self.limiter.view();
-        let timeout = question.timeout(rest);
+        // Its own timeout, at most the rest of the stream.
+        let timeout = question.timeout.map(|own| own.into_iter().chain(rest).min());
         let checked =
             timeout.and_then(|timeout| self.check(Verb::Check, question.check, timeout, &view, caller));
         let decided = match checked {
@@ -112,7 +111,7 @@ impl Api {
     }
 
     fn counted(&self, error: Error) -> Error {
-        self.metrics.unanswered(error);
+        self.metrics.count_unanswered(&error);
         error
     }
 }

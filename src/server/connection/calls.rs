@@ -467,7 +467,7 @@ impl CallFailure {
 
 impl From<Error> for CallFailure {
     fn from(error: Error) -> Self {
-        Self { reason: error.reason_name(), status: error.into() }
+        Self { reason: error.reason, status: error.into() }
     }
 }
 

@@ -7,7 +7,7 @@ use tollgate_rules::{DescriptorRef, Domain, MatchKind, Rule, Rules, composite, n
 use tollgate_sources::RuleSource;
 use tollgate_wire::finding::{DoctorFinding, EnvoyCharge, EnvoyDescriptor, EnvoyEntry, listed};
 
-use crate::api::admin::doctor::rules::{in_overlay, missing_rule_repair};
+use crate::api::admin::doctor::rules::RuleRepairs;
 
 /// Findings in the descriptors that an Envoy sends, if `rules` decide about them.
 pub(super) fn findings(rules: &Rules, source: &RuleSource, sent: &[EnvoyDescriptor]) -> Vec<DoctorFinding> {
@@ -19,7 +19,7 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource, sent: &[EnvoyDescript
         DoctorFinding::warning(
             "envoy_unmatched_descriptor",
             format!("Envoy sends descriptors that no rule matches, and that limit nothing: {unmatched}"),
-            format!("correct the keys and values in Envoy, or {}", missing_rule_repair(source)),
+            format!("correct the keys and values in Envoy, or {}", RuleRepairs::new(source).missing),
         )
     }));
     let endless = rules_of(&reached, EnvoyCharge::EndByCost, is_endless);
@@ -31,7 +31,7 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource, sent: &[EnvoyDescript
             ),
             format!(
                 "add `count_denied: true` to the rate_limit of each, or `overdraft: true`, which makes the next windows pay the rest{}",
-                in_overlay(source)
+                RuleRepairs::new(source).in_overlay
             ),
         )
     }));

@@ -51,7 +51,7 @@ fn examination(sources: &AdminState, sent: &[EnvoyDescriptor]) -> Value {
     let source = &sources.rule_source;
     let mut findings = rules::status(&sources.active_rules.status(), source);
     findings.extend(rules.into_iter().flat_map(|rules| rules::findings(rules, source)));
-    if !sources.limiter.looks_up_limits() {
+    if !sources.api.limiter.looks_up_limits() {
         findings.extend(rules.into_iter().filter_map(rules::without_limit_source));
     }
     findings.extend(replica::findings(sources));

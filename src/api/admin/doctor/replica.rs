@@ -16,7 +16,7 @@ use crate::api::{
     admin::{
         AdminState,
         alerts::MEMORY_REPAIR,
-        doctor::{envoy::knows_keys, rules::missing_rule_repair},
+        doctor::{envoy::knows_keys, rules::RuleRepairs},
         format,
     },
     failed_calls::RecentFailures,
@@ -45,14 +45,14 @@ pub(super) fn findings(sources: &AdminState) -> Vec<DoctorFinding> {
             "if there are too many watches, raise fs.inotify.max_user_instances and max_user_watches; a file that is a mount of its own (subPath) never changes: mount its directory",
         )
     }));
-    if sources.limiter.modes().shadow_mode {
+    if sources.api.limiter.modes().shadow_mode {
         findings.push(DoctorFinding::warning(
             "shadow_mode",
             "limiter.shadow_mode is on: no request is refused",
             "set limiter.shadow_mode to false when the limits are to hold",
         ));
     }
-    findings.extend(failed_calls(sources.requests.failed_calls.recent(sources.clock.now())));
+    findings.extend(failed_calls(sources.api.metrics.failed_calls.recent(sources.clock.now())));
     findings.extend(sources.alone.map(counters_in_memory));
     findings.extend(memory(&sources.memory.stats()));
     findings.extend(certificates(&sources.certificates.expiries(), sources.clock.wall()));
@@ -96,7 +96,7 @@ fn counters_in_memory(reason: &str) -> DoctorFinding {
 }
 
 fn unknown_domains(sources: &AdminState, active: &KeyedRules) -> Option<DoctorFinding> {
-    let metrics = sources.limiter.metrics();
+    let metrics = sources.api.limiter.metrics();
     let is_unknown = |example: &Example| active.domain(&example.domain).is_none();
     let examples = metrics.unknown_examples.each(is_unknown);
     (!examples.is_empty()).then(|| {
@@ -111,7 +111,7 @@ fn unknown_domains(sources: &AdminState, active: &KeyedRules) -> Option<DoctorFi
             ),
             format!(
                 "set `domain` of the caller, in Envoy that of the rate limit filter, to one of the rules, or {}; the rules have {}",
-                missing_rule_repair(&sources.rule_source),
+                RuleRepairs::new(&sources.rule_source).missing,
                 listed(known)
             ),
         )
@@ -120,7 +120,7 @@ fn unknown_domains(sources: &AdminState, active: &KeyedRules) -> Option<DoctorFi
 
 /// A finding for descriptors whose keys no rule has, and one for those whose values no rule has.
 fn unmatched_descriptors(sources: &AdminState, active: &KeyedRules) -> Vec<DoctorFinding> {
-    let metrics = sources.limiter.metrics();
+    let metrics = sources.api.limiter.metrics();
     let is_unmatched = |example: &Example| {
         active.domain(&example.domain).is_some_and(|domain| domain.find(&example.entries()).is_none())
     };
@@ -140,7 +140,7 @@ fn unmatched_descriptors(sources: &AdminState, active: &KeyedRules) -> Vec<Docto
     let examples = metrics.unmatched_examples.each(is_unmatched);
     let (values, keys): (Vec<_>, Vec<_>) = examples.into_iter().partition(has_keys);
     let number = metrics.unmatched.get();
-    let add = missing_rule_repair(&sources.rule_source);
+    let add = RuleRepairs::new(&sources.rule_source).missing;
     let of_keys = described(&keys).map(|(examples, explained)| {
         DoctorFinding::warning(
             "unmatched_descriptor",

@@ -14,63 +14,60 @@ const REFUSING_RATE_MAX: f64 = 1e9;
 /// The decisions from which the share of refusals says something.
 const DECISIONS_MIN: u64 = 1_000;
 
-/// What to do if there are no rules.
-fn load_repair(source: &RuleSource) -> String {
-    let name = &source.name;
-    match source.kind {
-        RuleSourceKind::Files => format!(
-            "put rules at {name}, or set rules.path (--rules) to where they are; `tollgate check {name}` reports what prevents loading them"
-        ),
-        RuleSourceKind::Url => format!(
-            "let {name} answer with a rule file; `curl -fsS {name} > rules.yaml && tollgate check rules.yaml` reports what prevents loading it, and the log has the reason of each failed request"
-        ),
-        RuleSourceKind::Xds => format!(
-            "let the control plane at {name} send RateLimitConfig resources; the log says whether it is connected and what it sends"
-        ),
-    }
+/// What to do about the rules of a source.
+pub(super) struct RuleRepairs {
+    /// If there are none.
+    load: String,
+    /// If they have problems.
+    problems: String,
+    /// If they have warnings.
+    warnings: String,
+    /// If one is missing.
+    pub(super) missing: String,
+    /// Where a key that a control plane does not know is added.
+    pub(super) in_overlay: &'static str,
 }
 
-/// What to do if rules have problems.
-fn problem_repair(source: &RuleSource) -> String {
-    let name = &source.name;
-    match source.kind {
-        RuleSourceKind::Files => {
-            "correct these places; the server loads the files as soon as they change".to_owned()
+impl RuleRepairs {
+    pub(super) fn new(source: &RuleSource) -> Self {
+        let name = &source.name;
+        let correct = "correct these places, which probably have a mistake";
+        match source.kind {
+            RuleSourceKind::Files => Self {
+                load: format!(
+                    "put rules at {name}, or set rules.path (--rules) to where they are; `tollgate check {name}` reports what prevents loading them"
+                ),
+                problems: "correct these places; the server loads the files as soon as they change"
+                    .to_owned(),
+                warnings: format!("{correct}; `tollgate check {name}` reports them before they are deployed"),
+                missing: format!("add rules for it at {name}"),
+                in_overlay: "",
+            },
+            RuleSourceKind::Url => Self {
+                load: format!(
+                    "let {name} answer with a rule file; `curl -fsS {name} > rules.yaml && tollgate check rules.yaml` reports what prevents loading it, and the log has the reason of each failed request"
+                ),
+                problems: format!(
+                    "correct the text at {name}, or its server; it is asked again after rules.url.interval"
+                ),
+                warnings: format!(
+                    "{correct}; `tollgate check FILE` reports them before the text is published"
+                ),
+                missing: format!("add rules for it at {name}"),
+                in_overlay: "",
+            },
+            RuleSourceKind::Xds => Self {
+                load: format!(
+                    "let the control plane at {name} send RateLimitConfig resources; the log says whether it is connected and what it sends"
+                ),
+                problems: format!(
+                    "correct the resources at the control plane, {name}, which has been told of the problems"
+                ),
+                warnings: format!("{correct}; the control plane, or rules.overlay, has them"),
+                missing: format!("let the control plane at {name} send rules for it"),
+                in_overlay: ", in the file of rules.overlay",
+            },
         }
-        RuleSourceKind::Url => {
-            format!("correct the text at {name}, or its server; it is asked again after rules.url.interval")
-        }
-        RuleSourceKind::Xds => {
-            format!("correct the resources at the control plane, {name}, which has been told of the problems")
-        }
-    }
-}
-
-/// What to do if rules have warnings.
-fn warning_repair(source: &RuleSource) -> String {
-    let name = &source.name;
-    let before = match source.kind {
-        RuleSourceKind::Files => format!("`tollgate check {name}` reports them before they are deployed"),
-        RuleSourceKind::Url => "`tollgate check FILE` reports them before the text is published".to_owned(),
-        RuleSourceKind::Xds => "the control plane, or rules.overlay, has them".to_owned(),
-    };
-    format!("correct these places, which probably have a mistake; {before}")
-}
-
-/// What to do if a rule is missing.
-pub(super) fn missing_rule_repair(source: &RuleSource) -> String {
-    let name = &source.name;
-    match source.kind {
-        RuleSourceKind::Files | RuleSourceKind::Url => format!("add rules for it at {name}"),
-        RuleSourceKind::Xds => format!("let the control plane at {name} send rules for it"),
-    }
-}
-
-/// Where a key that a control plane does not know is added.
-pub(super) fn in_overlay(source: &RuleSource) -> &'static str {
-    match source.kind {
-        RuleSourceKind::Files | RuleSourceKind::Url => "",
-        RuleSourceKind::Xds => ", in the file of rules.overlay",
     }
 }
 
@@ -81,7 +78,7 @@ pub(super) fn status(status: &RulesStatus, source: &RuleSource) -> Vec<DoctorFin
         findings.push(DoctorFinding::error(
             "no_rules",
             "no rules are loaded: every request is answered UNAVAILABLE",
-            load_repair(source),
+            RuleRepairs::new(source).load,
         ));
     }
     if let Some(error) = &status.last_error {
@@ -89,7 +86,7 @@ pub(super) fn status(status: &RulesStatus, source: &RuleSource) -> Vec<DoctorFin
         findings.push(DoctorFinding::error(
             "rule_problems",
             format!("the current rules cannot be loaded, and the previous ones stay: {}", listed(problems)),
-            problem_repair(source),
+            RuleRepairs::new(source).problems,
         ));
     }
     if let Some(problems) = &status.overlay_problems {
@@ -114,7 +111,11 @@ pub(super) fn findings(rules: &Rules, source: &RuleSource) -> Vec<DoctorFinding>
     }
     if !rules.warnings().is_empty() {
         let warnings = rules.warnings().iter().map(ToString::to_string);
-        findings.push(DoctorFinding::warning("rule_warnings", listed(warnings), warning_repair(source)));
+        findings.push(DoctorFinding::warning(
+            "rule_warnings",
+            listed(warnings),
+            RuleRepairs::new(source).warnings,
+        ));
     }
     if rules.unknown_fields > 0 {
         let number = rules.unknown_fields;
@@ -256,7 +257,7 @@ mod tests {
             let source = RuleSource::new(kind, "the-source");
             let found = status(&RulesStatus::default(), &source);
             assert!(found[0].repair.contains(loaded), "{found:?}");
-            assert!(missing_rule_repair(&source).contains(added));
+            assert!(RuleRepairs::new(&source).missing.contains(added));
         }
     }
 

@@ -15,7 +15,10 @@ use tollgate_counter::{
 };
 use tollgate_rules::{DecisionTotals, KeyedRules, Rules};
 
-use crate::api::admin::{AdminState, cluster, counters, format, rules::numbers};
+use crate::api::{
+    admin::{AdminState, cluster, counters, format, rules::numbers},
+    error::Unanswered,
+};
 
 /// The maximum number of rules in a sample.
 const RULES_MAX: usize = 1_000;
@@ -92,9 +95,9 @@ impl PageSampler {
         let state = &self.sources;
         let rules = state.active_rules.current();
         HistoryPoint {
-            at: state.limiter.view().now(),
-            durations: state.requests.duration.buckets(),
-            decisions: sum(rules.rules()).plus(state.limiter.metrics().overrides.totals()),
+            at: state.api.limiter.view().now(),
+            durations: state.api.metrics.duration.buckets(),
+            decisions: sum(rules.rules()).plus(state.api.limiter.metrics().overrides.totals()),
         }
     }
 
@@ -104,17 +107,18 @@ impl PageSampler {
         let rules = self.sources.active_rules.current();
         let each = self.changes(point.at, rules.rules());
         let state = &self.sources;
-        let AdminState { requests, readiness, started, .. } = state;
-        let metrics = state.limiter.metrics();
+        let AdminState { api, readiness, started, .. } = state;
+        let requests = &api.metrics;
+        let metrics = state.api.limiter.metrics();
         let certificates = state.certificates.expiries().into_iter();
         let certificates = certificates
             .map(|(listener, expires)| json!({"listener": listener, "expires_at": format::instant(expires)}));
         let mut sample = point.json();
         sample["requests"]["waiting"] = requests.waiting().into();
-        sample["requests"]["no_rules"] = requests.no_rules.get().into();
-        sample["requests"]["joining"] = requests.joining.get().into();
-        sample["requests"]["overloaded"] = requests.overloaded.get().into();
-        sample["requests"]["invalid"] = requests.invalid.get().into();
+        for reason in [Unanswered::NoRules, Unanswered::Joining, Unanswered::Overloaded, Unanswered::Invalid]
+        {
+            sample["requests"][reason.name()] = requests.unanswered(reason).into();
+        }
         sample["unmatched"] = metrics.unmatched.get().into();
         sample["unknown_domains"] = metrics.unknown_domains.get().into();
         sample["store"] = counters::store_json(state);
