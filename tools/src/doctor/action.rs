@@ -8,9 +8,12 @@ use crate::doctor::located::{field, is_true, message, text};
 /// Headers without which Envoy accepts no request.
 pub(super) const REQUIRED_HEADERS: [&str; 5] = [":authority", ":method", ":path", ":scheme", "host"];
 
-/// The kinds of actions: the field with the action, the key of its entry unless the action names one, the field with the
-/// name of the part of a request that it sends with what that is, and otherwise which requests have the entry.
-const KINDS: [(&str, Option<&str>, Option<[&str; 2]>, EntryPresence); 12] = [
+/// A kind of actions: the field with the action, the key of its entry unless the action names one, the field with the name
+/// of the part of a request that it sends with what that is, and otherwise which requests have the entry.
+type ActionKind = (&'static str, Option<&'static str>, Option<[&'static str; 2]>, EntryPresence);
+
+/// All kinds of actions.
+const KINDS: [ActionKind; 12] = [
     ("remote_address", Some("remote_address"), None, EntryPresence::Always),
     ("masked_remote_address", Some("masked_remote_address"), None, EntryPresence::Always),
     ("source_cluster", Some("source_cluster"), None, EntryPresence::Always),

@@ -40,6 +40,7 @@ pub(super) struct RecordFormat {
 
 /// The fields of one line.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one at a time, without an allocation")]
 pub(super) enum Record<'l> {
     Json(Json),
     Columns(&'l Columns),
