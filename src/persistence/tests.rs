@@ -143,7 +143,7 @@ async fn reservations_survive_restart_also_with_clock_behind() {
     let id = HoldId::new(b"a").unwrap();
     let terms = HoldTerms::new(id.clone(), HOLD_TTL_DEFAULT, OnExpiry::Release).unwrap();
     for limit in &limits() {
-        assert!(before.memory.reserve(&checks(limit, 4), &terms, NOW, |_| false).unwrap().is_held);
+        assert!(before.memory.reserve(&checks(limit, 4), &terms, NOW, |_| false).unwrap().unwrap().is_held);
     }
     write(&before, &Clock::manual(NOW)).await;
 

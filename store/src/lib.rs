@@ -24,8 +24,8 @@ pub use decisions::{Checks, CounterOutcomes, Decisions, SingleDecision};
 pub use held_counter::{HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
 pub use memory::{
-    CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, ReserveError, SWEEP_PARTS,
-    SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
+    CounterState, CounterView, DryRun, Grants, Leases, Memory, NotLocal, SWEEP_PARTS, SWEEP_ROUND,
+    StoreStats, Turn, UsedHits, each_hold_id,
 };
 pub use operation::{
     CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, OperationProperties, UnknownId,
@@ -41,7 +41,7 @@ pub use side_data::{
 };
 pub use slot::{KeyHash, KeyHasher, SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};
-pub use slot_data::{Consumption, SlotChanges, SlotData, SlotDecodeError};
+pub use slot_data::{Consumption, SlotChanges, SlotData};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};
 pub use table::CounterEvents;
 pub use tollgate_counter::algorithm::OwnTerms;

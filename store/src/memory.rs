@@ -6,6 +6,7 @@ use tollgate_counter::{
     algorithm::{Decision, Limit, Operation},
     descriptor::Key,
     packed_counter::Now,
+    resilience::SharedUse,
     time::Timestamp,
 };
 
@@ -31,7 +32,6 @@ mod testing;
 
 pub use admin::{CounterState, DryRun};
 pub use grants::{CounterView, Grants, Turn};
-pub use holds::ReserveError;
 pub use holds::each_hold_id;
 pub use leases::{Leases, UsedHits};
 
@@ -52,15 +52,6 @@ pub struct Memory {
     // `None` if this replica owns all slots.
     ownerships: Option<OwnershipTable>,
     restrictions: Restrictions,
-}
-
-/// The memory for ids of requests and reservations, in bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct IdMemory {
-    /// The bytes that ids take.
-    pub used: usize,
-    /// The most bytes that ids may take.
-    pub max: usize,
 }
 
 /// Statistics of counters in memory.
@@ -171,11 +162,11 @@ impl Memory {
         &self.tables.resources.events
     }
 
-    /// The memory for ids.
-    pub fn id_memory(&self) -> IdMemory {
+    /// The memory for ids of requests and reservations, in bytes, of which a caller has used `own`.
+    pub fn id_memory(&self, own: usize) -> SharedUse {
         let resources = &self.tables.resources;
         let max = resources.budget.bytes_max() / tables::SHARE_DIVISOR;
-        IdMemory { used: resources.hold_bytes.load(Ordering::Relaxed), max }
+        SharedUse { own, all: resources.hold_bytes.load(Ordering::Relaxed), max }
     }
 
     /// Counts a reservation that is refused for lack of memory.
@@ -311,14 +302,10 @@ impl Memory {
         let properties = operation.properties();
         if let (Some(_), Some(terms)) = (properties.reserved, properties.terms) {
             let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
-            return match self.reserve(&Checks::from_slice(&[*check]), terms, now, refused) {
-                Ok(reserved) => {
-                    let own = reserved.decisions.own(0).and_then(|_| self.own_terms(key, now));
-                    Ok(OperationOutcome::reserved(&reserved)[0].clone().by_own(own.as_ref()))
-                }
-                Err(ReserveError::NotLocal(missing)) => Err(missing),
-                Err(ReserveError::Exhausted) => Ok(OperationOutcome::exhausted()),
-            };
+            let reserved = self.reserve(&Checks::from_slice(&[*check]), terms, now, refused)?;
+            let Some(reserved) = reserved else { return Ok(OperationOutcome::exhausted()) };
+            let own = reserved.decisions.own(0).and_then(|_| self.own_terms(key, now));
+            return Ok(OperationOutcome::reserved(&reserved)[0].clone().by_own(own.as_ref()));
         }
         let mut locked = LockedSlots::for_key(self, key, now);
         let is_suspended = properties.may_charge && self.restrictions.is_suspended();

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 use tollgate_counter::{
     algorithm::{Counter, Granted, HitRate, Limit},
     descriptor::Key,
-    packed_counter::{DecodeClock, Now, PackedCounter},
+    packed_counter::{DecodeClock, DecodeError, Now, PackedCounter},
     time::Timestamp,
 };
 
-use crate::{Slot, SlotData, SlotDecodeError, operation::charge_used};
+use crate::{Slot, SlotData, operation::charge_used};
 
 /// A copy of one slot.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub type EncodedSlot = StoredSlot<Vec<u8>>;
 
 impl EncodedSlot {
     /// Decodes the data by this clock.
-    pub fn decode(self, clock: impl Into<DecodeClock>) -> Result<StoredSlot, SlotDecodeError> {
+    pub fn decode(self, clock: impl Into<DecodeClock>) -> Result<StoredSlot, DecodeError> {
         let Self { slot, epoch, seq, data } = self;
         Ok(StoredSlot { slot, epoch, seq, data: SlotData::decode(&data, clock)? })
     }

@@ -29,7 +29,6 @@ mod consumption;
 #[cfg(test)]
 mod testing;
 
-pub use codec::SlotDecodeError;
 pub use consumption::Consumption;
 pub(super) use consumption::HeldConsumption;
 

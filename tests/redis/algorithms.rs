@@ -145,7 +145,7 @@ async fn assert_holds_as_memory(limits: Vec<Limit>) {
                     let terms = HoldTerms::new(HoldId::new(id.as_bytes()).unwrap(), ttl, on_expiry).unwrap();
                     let shared = replica.reserve(&checks, &terms).await.unwrap();
                     let refused = |decisions: &[Decision]| refusal(&checks).is_refused(decisions);
-                    let local = memory.reserve(&checks, &terms, clock.now(), refused).unwrap();
+                    let local = memory.reserve(&checks, &terms, clock.now(), refused).unwrap().unwrap();
                     assert_eq!(shared.is_held, local.is_held, "{what}");
                     let [decided, expected] = [&shared, &local].map(|reserved| {
                         reserved.decisions.iter().copied().map(without_receipt).collect::<Vec<_>>()

@@ -12,20 +12,10 @@ use crate::{
     table::SlotTable,
 };
 
-/// Why nothing is reserved. Nothing was charged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReserveError {
-    /// The checks are not decided on this replica.
-    #[error(transparent)]
-    NotLocal(#[from] NotLocal),
-    /// A counter has too many holds, or all holds take too much memory.
-    #[error("too many reservations are open")]
-    Exhausted,
-}
-
 impl Memory {
     /// Holds the charges of all checks, or none if `refused` returns that their decisions refuse the call. A check whose
-    /// id is known is answered as the first time and charges nothing.
+    /// id is known is answered as the first time and charges nothing. `None`, and nothing is held, if a counter has too
+    /// many holds, or all holds take too much memory.
     ///
     /// In a cluster this fails unless this replica owns the slots of all checks and no decision depends on leased
     /// hits.
@@ -35,7 +25,7 @@ impl Memory {
         terms: &HoldTerms,
         now: Timestamp,
         refused: impl Fn(&[Decision]) -> bool,
-    ) -> Result<CounterOutcomes, ReserveError> {
+    ) -> Result<Option<CounterOutcomes>, NotLocal> {
         let mut locked = LockedSlots::owned(self, checks, now)?;
         locked.settle_side_data(checks);
         locked.require_unleased(checks, &refused)?;
@@ -77,10 +67,10 @@ impl Memory {
         }
         let Some(reserved) = reserved else {
             self.count_exhausted();
-            return Err(ReserveError::Exhausted);
+            return Ok(None);
         };
         let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
-        Ok(CounterOutcomes { decisions: reserved.decisions.with_own(displayed), ..reserved })
+        Ok(Some(CounterOutcomes { decisions: reserved.decisions.with_own(displayed), ..reserved }))
     }
 
     /// Ends the holds of a slot that have expired, and forgets side data that no longer changes an answer.

@@ -38,7 +38,7 @@ fn every_kind() -> Vec<Kind> {
             give: |memory, limit| {
                 let terms = HoldTerms::new(HoldId::new(b"id").unwrap(), HOUR, OnExpiry::Charge).unwrap();
                 let checks = Checks::from_slice(&[check(limit, Operation::Charge(2))]);
-                assert!(memory.reserve(&checks, &terms, NOW, |_| false).unwrap().is_held);
+                assert!(memory.reserve(&checks, &terms, NOW, |_| false).unwrap().unwrap().is_held);
             },
             has: |side_data| side_data.holds.is_some(),
         },

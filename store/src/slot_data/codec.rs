@@ -25,17 +25,6 @@ const RECORD_BYTES_USUAL: usize = 32;
 /// The encoded size of a record without its fields and their length.
 const RECORD_BYTES: usize = 17;
 
-/// Why slot data cannot be decoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SlotDecodeError {
-    /// The version is not supported.
-    #[error("unsupported version of slot data")]
-    UnsupportedVersion,
-    /// The data is truncated or damaged.
-    #[error("damaged slot data")]
-    Malformed,
-}
-
 impl SlotData {
     /// Encodes everything that is not idle. Instants are relative to `now`.
     pub fn encode(&self, now: Timestamp) -> Vec<u8> {
@@ -80,28 +69,28 @@ impl SlotData {
         HEADER_BYTES_MAX + removed + counters.chain(side_data.map(record)).sum::<usize>()
     }
 
-    /// Decodes slot data, with its instants by this clock. It is not counted in a memory limit yet: see
+    /// Decodes slot data, with its instants by this clock. Data of another version is unknown. It is not counted in a memory limit yet: see
     /// [`Memory::within_limit`](crate::Memory::within_limit).
-    pub fn decode(bytes: &[u8], clock: impl Into<DecodeClock>) -> Result<Self, SlotDecodeError> {
+    pub fn decode(bytes: &[u8], clock: impl Into<DecodeClock>) -> Result<Self, DecodeError> {
         let clock = clock.into();
-        let rest = bytes.strip_prefix(&[VERSION]).ok_or(SlotDecodeError::UnsupportedVersion)?;
-        let (extent, rest) = rest.split_first().ok_or(SlotDecodeError::Malformed)?;
+        let rest = bytes.strip_prefix(&[VERSION]).ok_or(DecodeError::Unknown)?;
+        let (extent, rest) = rest.split_first().ok_or(DecodeError::Malformed)?;
         let extents = [SlotDataExtent::Some, SlotDataExtent::All];
-        let extent = *extents.get(usize::from(*extent)).ok_or(SlotDecodeError::Malformed)?;
+        let extent = *extents.get(usize::from(*extent)).ok_or(DecodeError::Malformed)?;
         let (lead, mut rest): (Option<(Age, Age)>, _) =
-            postcard::take_from_bytes(rest).map_err(|_| SlotDecodeError::Malformed)?;
+            postcard::take_from_bytes(rest).map_err(|_| DecodeError::Malformed)?;
         let lead = lead.map(|(at, until)| Lead { at: clock.instant(at), until: clock.instant(until) });
         let mut data = Self { extent, lead, ..Self::default() };
         data.counters.reserve(counters_in(rest));
         while !rest.is_empty() {
-            let (key, tag, body, after) = record(rest).ok_or(SlotDecodeError::Malformed)?;
+            let (key, tag, body, after) = record(rest).ok_or(DecodeError::Malformed)?;
             data.read(key, tag, body, clock)?;
             rest = after;
         }
         Ok(data)
     }
 
-    fn read(&mut self, key: Key, tag: u8, body: &[u8], clock: DecodeClock) -> Result<(), SlotDecodeError> {
+    fn read(&mut self, key: Key, tag: u8, body: &[u8], clock: DecodeClock) -> Result<(), DecodeError> {
         let decoded = match tag {
             REMOVED if body.is_empty() => {
                 self.removed.insert(key);
@@ -122,7 +111,7 @@ impl SlotData {
                 self.side_data.entry(key).or_default().add_unknown(tag, body);
                 Ok(())
             }
-            DecodeError::Malformed => Err(SlotDecodeError::Malformed),
+            DecodeError::Malformed => Err(error),
         })
     }
 }
@@ -182,10 +171,10 @@ mod tests {
 
     #[test]
     fn unsupported_version_is_distinguished_from_damage() {
-        assert_eq!(SlotData::decode(&[], NOW), Err(SlotDecodeError::UnsupportedVersion));
-        assert_eq!(SlotData::decode(&[VERSION + 1], NOW), Err(SlotDecodeError::UnsupportedVersion));
+        assert_eq!(SlotData::decode(&[], NOW), Err(DecodeError::Unknown));
+        assert_eq!(SlotData::decode(&[VERSION + 1], NOW), Err(DecodeError::Unknown));
         for damaged in [&[VERSION][..], &[VERSION, 2], &[VERSION, 0], &[VERSION, 0, 2], &[VERSION, 0, 0, 0]] {
-            assert_eq!(SlotData::decode(damaged, NOW), Err(SlotDecodeError::Malformed));
+            assert_eq!(SlotData::decode(damaged, NOW), Err(DecodeError::Malformed));
         }
     }
 }

@@ -61,7 +61,7 @@ impl World {
         let (Purpose::Reserve(terms) | Purpose::ReserveAgain(_, terms)) = &purpose else { return };
         let wall = self.wall_of(number);
         let memory = &self.processes[&number].memory;
-        if let Ok(CounterOutcomes { is_held, decisions, .. }) =
+        if let Ok(Some(CounterOutcomes { is_held, decisions, .. })) =
             memory.reserve(&calls::of_store(&checks), terms, wall, calls::refused)
         {
             let answer = is_held.then(|| decisions.as_ref());

@@ -125,7 +125,7 @@ fn held(charges: &[(u64, Limit, u64)]) -> Memory {
         };
         let terms = HoldTerms::new(HoldId::random(), HOLD_TTL_DEFAULT, OnExpiry::Release).unwrap();
         let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
-        memory.reserve(&Checks::from_slice(&[check]), &terms, NOW, refused).unwrap();
+        memory.reserve(&Checks::from_slice(&[check]), &terms, NOW, refused).unwrap().unwrap();
     }
     memory
 }

@@ -37,7 +37,7 @@ fn history(limit: &Limit, now: Timestamp) -> Memory {
     for (name, on_expiry) in [("a", OnExpiry::Release), ("b", OnExpiry::Charge)] {
         let id = HoldId::new(name.as_bytes()).unwrap();
         let terms = HoldTerms::new(id, HOLD_TTL_DEFAULT, on_expiry).unwrap();
-        memory.reserve(&Checks::from_slice(&[check(2)]), &terms, now.plus(SECOND), refused).unwrap();
+        memory.reserve(&Checks::from_slice(&[check(2)]), &terms, now.plus(SECOND), refused).unwrap().unwrap();
     }
     let ended = HoldId::new(b"b").unwrap();
     memory
