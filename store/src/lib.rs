@@ -19,8 +19,8 @@ mod subscribers;
 mod table;
 
 pub use budget::{BYTES_MIN, MemoryReservation};
-pub use check::{Check, CheckRole, LimitOrigin, OnFull, OnRefusal, Refusal, refuses};
-pub use decisions::{Checks, CounterOutcomes, Decisions, SingleDecision};
+pub use check::{Check, CheckRole, Checks, LimitOrigin, OnFull, OnRefusal, Refusal, refuses};
+pub use decisions::{CheckDecision, CounterOutcomes, Decisions};
 pub use held_counter::{HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
 pub use memory::{

@@ -1,9 +1,9 @@
 //! Counters in memory, in one table for each slot.
 
-use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, sync::atomic::Ordering, time::Duration};
 
 use tollgate_counter::{
-    algorithm::{Decision, Limit, Operation},
+    algorithm::{Limit, Operation},
     descriptor::Key,
     packed_counter::Now,
     resilience::SharedUse,
@@ -11,8 +11,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, CounterEvents, Decisions, Lead, LimitOrigin, OnFull, OnRefusal, OwnTerms, SLOTS,
-    SingleDecision, Slot, SlotData, SlotOwnLimits,
+    Check, CheckDecision, Checks, CounterEvents, Decisions, Lead, LimitOrigin, OnFull, OnRefusal, OwnTerms,
+    SLOTS, Slot, SlotData, SlotOwnLimits,
     held_counter::{HeldCounter, Room},
     operation::{CounterOperation, OperationOutcome, decide_set},
     side_data::SideDataSize,
@@ -208,30 +208,29 @@ impl Memory {
         &self,
         checks: &[Check<'_>],
         now: Timestamp,
-        refused: impl Fn(&[Decision]) -> bool,
+        refused: impl Fn(&[CheckDecision]) -> bool,
     ) -> Result<Decisions, NotLocal> {
         let mut locked = LockedSlots::owned(self, checks, now)?;
-        let has_side_data = locked.have_side_data();
-        if has_side_data {
+        if locked.have_side_data() {
             locked.settle_side_data(checks);
             locked.require_unleased(checks, &refused)?;
         }
         let decisions = decide_set(checks, refused, |index, operation| {
             let AppliedOperation { outcome, is_stored, .. } = locked.apply(&checks[index], operation);
-            (outcome.decision, is_stored)
+            ((&outcome).into(), is_stored)
         });
         locked.record_changes(checks, &decisions);
-        if !has_side_data {
-            return Ok(decisions);
-        }
-        let own = checks.iter().map(|check| locked.own_terms_of(check).map(|own| own.requests_per_unit));
-        Ok(decisions.with_own(own))
+        Ok(decisions)
     }
 
     /// Decides the only check of a call as [`Memory::apply`] does, by the counter alone unless its slot has side data.
     // A third cheaper than [`Memory::operate`]. `inline(always)`: a decision is too large to move.
     #[inline(always)]
-    pub fn apply_single(&self, check: &Check<'_>, now: Timestamp) -> Result<SingleDecision, NotLocal> {
+    pub fn apply_single(
+        &self,
+        check: &Check<'_>,
+        now: Timestamp,
+    ) -> Result<CheckDecision<Infallible>, NotLocal> {
         let slot = self.slot(check.key);
         if self.restrictions.is_suspended() {
             return Err(NotLocal::Slot(slot));
@@ -255,7 +254,7 @@ impl Memory {
             ownerships.record_change(slot, ownership, check.key, &table);
         }
         let charged = if stored { check.limit.charged(check.operation, passes) } else { 0 };
-        Ok(SingleDecision { decision, charged, own: None })
+        Ok(CheckDecision { decision, charged, own: None })
     }
 
     /// Applies an operation to the counter of `key` with its side data, after its holds that are due have ended.
@@ -301,10 +300,10 @@ impl Memory {
         let Check { key, limit, origin, .. } = *check;
         let properties = operation.properties();
         if let (Some(_), Some(terms)) = (properties.reserved, properties.terms) {
-            let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
+            let refused = |decisions: &[CheckDecision]| !decisions[0].verdict.passes();
             let reserved = self.reserve(&Checks::from_slice(&[*check]), terms, now, refused)?;
             let Some(reserved) = reserved else { return Ok(OperationOutcome::exhausted()) };
-            let own = reserved.decisions.own(0).and_then(|_| self.own_terms(key, now));
+            let own = reserved.decisions[0].own.and_then(|_| self.own_terms(key, now));
             return Ok(OperationOutcome::reserved(&reserved)[0].clone().by_own(own.as_ref()));
         }
         let mut locked = LockedSlots::for_key(self, key, now);
@@ -331,12 +330,11 @@ impl Memory {
         &self,
         checks: &Checks<'_>,
         now: Timestamp,
-        refused: impl FnOnce(&[Decision]) -> bool,
+        refused: impl FnOnce(&[CheckDecision]) -> bool,
     ) -> DryRun {
         let locked = LockedSlots::new(self, checks, now);
         let state = |check: &Check<'_>| locked.state(check.key, check.limit, locked.own_terms_of(check));
         let before = checks.iter().map(state).collect();
-        let own = locked.each_own_terms(checks);
         let copies = checks.iter().map(|check| (check.key, locked.held(check.key)));
         let mut copies: BTreeMap<Key, HeldCounter> = copies.collect();
         drop(locked);
@@ -344,10 +342,9 @@ impl Memory {
         let decisions = decide_set(checks, refused, |index, operation| {
             let Check { key, limit, origin, .. } = checks[index];
             let copy = copies.entry(key).or_default();
-            (copy.apply(limit, origin, operation, at, Room::NONE).0.decision, true)
+            ((&copy.apply(limit, origin, operation, at, Room::NONE).0).into(), true)
         });
-        let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
-        DryRun { decisions: decisions.with_own(displayed), before }
+        DryRun { decisions, before }
     }
 
     /// The state of the counter of `key`, of the kind of `limit`.

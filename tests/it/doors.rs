@@ -54,7 +54,7 @@ const DOORS: [(&str, &str); 13] = [
     ),
     (
         "store",
-        "BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterEvents CounterOperation CounterOutcomes CounterState \
+        "BYTES_MIN Check CheckDecision CheckRole Checks Consumption CounterDetails CounterEvents CounterOperation CounterOutcomes CounterState \
           CounterView Decisions DryRun EncodedSlot Epoch Expired Grants \
           HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
           HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds KeyHash KeyHasher Lead Leases \
@@ -62,7 +62,7 @@ const DOORS: [(&str, &str); 13] = [
           OWN_LIMIT_TAG OWN_RECORD_MAX OperationOutcome OperationProperties OwnLimitChange OwnLimitOutcome OwnLimitPage \
           OwnLimitPosition \
           OwnLimitRefusal OwnLimitState OwnTerms Refusal Reserve \
-          Room SLOTS SUBSCRIBERS_LISTED_MAX SWEEP_PARTS SWEEP_ROUND SettleOutcome Settled SingleDecision \
+          Room SLOTS SUBSCRIBERS_LISTED_MAX SWEEP_PARTS SWEEP_ROUND SettleOutcome Settled \
           Slot SlotChanges SlotData SlotOwnLimits SlotSnapshot SlotSource StoreStats StoredSlot \
           SubscriberId SubscriberState Subscribers Turn UnknownId UsedHits decide_set divider each_hold_id \
           fuzz id_bytes read_own_limit refuses reserve",

@@ -1,12 +1,12 @@
 //! Reservations: all limits of a request are held, and settled when it is known how many hits were used.
 
-use tollgate_counter::{algorithm::Decision, resilience::Caller};
+use tollgate_counter::resilience::Caller;
 use tollgate_remote::{
     CounterCheck, RemoteOutcome, RemoteOutcomes, SentId, refund_operations, refunded, settle_operations,
     settled,
 };
 use tollgate_rules::KeyedDomain;
-use tollgate_store::{Checks, CounterOutcomes, HoldTerms, Refusal, UnknownId};
+use tollgate_store::{CheckDecision, Checks, CounterOutcomes, HoldTerms, Refusal, UnknownId};
 
 use crate::limiter::{
     ActiveView, AnswerOrPlan, HeldAnswer, HoldError, HoldRequest, LimiterError, Plan, Request, answer,
@@ -121,7 +121,7 @@ impl ActiveView<'_> {
         if self.limiter.has_no_counters() {
             return Ok(None);
         }
-        let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
+        let refused = |decisions: &[CheckDecision]| refusal.is_refused(decisions);
         match self.limiter.memory.reserve(checks, terms, self.now(), refused) {
             Ok(Some(reserved)) => Ok(Some(reserved)),
             Ok(None) => Err(HoldError::Exhausted),

@@ -40,7 +40,7 @@ pub(super) fn bucket(burst: u64) -> Limit {
     Limit::TokenBucket(TokenBucket { rate, burst, excess: Excess::Refuse })
 }
 
-fn any_refused(decisions: &[Decision]) -> bool {
+fn any_refused(decisions: &[CheckDecision]) -> bool {
     decisions.iter().any(|decision| !decision.verdict.passes())
 }
 

@@ -2,14 +2,14 @@
 
 use rand::RngExt;
 use tollgate_counter::{
-    algorithm::{Decision, Excess, Operation},
+    algorithm::{Excess, Operation},
     time::SECOND,
 };
 use tollgate_remote::{
     COUNTER_ONLY, RemoteHoldError, RemoteOutcome, answered, reserve_operations, settle_operations, settled,
     withdrawals,
 };
-use tollgate_store::{CounterOutcomes, HoldTerms, Settled, UnknownId};
+use tollgate_store::{CheckDecision, CounterOutcomes, HoldTerms, Settled, UnknownId};
 
 use crate::{
     message::RemoteCheck,
@@ -142,7 +142,7 @@ impl World {
         purpose: Purpose,
         checks: &[TestCheck],
         called_at: u64,
-        held: Option<&[Decision]>,
+        held: Option<&[CheckDecision]>,
         effect: impl Fn(usize) -> fn(u64) -> Effect,
         is_unanswered: bool,
     ) {

@@ -8,7 +8,7 @@ use std::{
 
 use super::*;
 use tollgate_counter::{
-    algorithm::{Limit, Operation, laws::every_limit},
+    algorithm::{Decision, Limit, Operation, laws::every_limit},
     time::SECOND,
 };
 
@@ -47,7 +47,7 @@ fn terms(name: &str, ttl: Duration, on_expiry: OnExpiry) -> HoldTerms {
     HoldTerms::new(id(name), ttl, on_expiry).unwrap()
 }
 
-fn any_refused(decisions: &[Decision]) -> bool {
+fn any_refused(decisions: &[CheckDecision]) -> bool {
     decisions.iter().any(|decision| !decision.verdict.passes())
 }
 

@@ -137,7 +137,7 @@ impl Owner {
     }
 }
 
-fn refused(decisions: &[tollgate_counter::algorithm::Decision]) -> bool {
+fn refused(decisions: &[crate::CheckDecision]) -> bool {
     decisions.iter().any(|decision| !decision.verdict.passes())
 }
 
