@@ -39,7 +39,7 @@ pub use side_data::{
     OWN_LIMIT_TAG, OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitPage, OwnLimitPosition,
     OwnLimitRefusal, OwnLimitState, SlotOwnLimits, read_own_limit,
 };
-pub use slot::{KeyHash, KeyHasher, SLOTS, Slot};
+pub use slot::{KeyHash, SLOTS, Slot};
 pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};
 pub use slot_data::{Consumption, SlotChanges, SlotData};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};

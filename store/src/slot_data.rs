@@ -3,7 +3,6 @@
 use std::{
     cmp::Reverse,
     collections::{HashSet, hash_map::Entry},
-    hash::BuildHasherDefault,
     sync::Arc,
 };
 
@@ -20,7 +19,7 @@ use crate::{
     held_counter::HeldCounter,
     holds::Holds,
     side_data::{CounterUsage, OwnLimit, SideData},
-    slot::{ByKey, CUT_DIVISOR, KeyHasher, bytes_of_map},
+    slot::{ByKey, CUT_DIVISOR, KeyHash, bytes_of_map},
     table::SlotTable,
 };
 
@@ -38,7 +37,7 @@ pub struct SlotData {
     extent: SlotDataExtent,
     counters: ByKey<PackedCounter>,
     // Keys whose counter was removed or is idle.
-    removed: HashSet<Key, BuildHasherDefault<KeyHasher>>,
+    removed: HashSet<Key, KeyHash>,
     pub(super) side_data: ByKey<Box<SideData>>,
     // The lead of the sender's clock: some instants may be ahead of it.
     pub(super) lead: Option<Lead>,

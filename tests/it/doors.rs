@@ -57,7 +57,7 @@ const DOORS: [(&str, &str); 13] = [
         "BYTES_MIN Check CheckDecision CheckRole Checks Consumption CounterDetails CounterEvents CounterOperation CounterOutcomes CounterState \
           CounterView Decisions DryRun EncodedSlot Epoch Expired Grants \
           HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
-          HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds KeyHash KeyHasher Lead Leases \
+          HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds KeyHash Lead Leases \
           LimitOrigin LimitPart Memory MemoryReservation NotLocal OnExpiry OnFull OnRefusal OpenHold OpenHolds \
           OWN_LIMIT_TAG OWN_RECORD_MAX OperationOutcome OperationProperties OwnLimitChange OwnLimitOutcome OwnLimitPage \
           OwnLimitPosition \
