@@ -228,8 +228,8 @@ async fn stored_slots_survive_restart_with_their_version() {
     let path = folder.path().join("counters");
     let (before, secret, none) = Persistence::start_shared(settings(&path), NOW);
     assert!(secret.is_none() && none.is_empty());
-    let source = |slot: Slot| SlotSource::Memory { epoch: Epoch(7 + u64::from(slot.0)) };
-    let before = before.with_sources(source);
+    let memory = before.memory.clone();
+    let before = before.with_copies(move |slot| memory.copy(slot, Epoch(7 + u64::from(slot.0))));
     before.memory.each_slot().for_each(|slot| before.memory.acquire(slot, SlotData::default(), NOW));
     for limit in limits() {
         assert_eq!(left(&before, &limit, Operation::Charge(2), NOW), 8);

@@ -40,7 +40,7 @@ pub use side_data::{
     OwnLimitRefusal, OwnLimitState, SlotOwnLimits, read_own_limit,
 };
 pub use slot::{KeyHash, SLOTS, Slot};
-pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};
+pub use slot_copy::{EncodedSlot, Epoch, SlotCopy, StoredSlot};
 pub use slot_data::{Consumption, SlotChanges, SlotData};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};
 pub use table::CounterEvents;

@@ -63,7 +63,7 @@ const DOORS: [(&str, &str); 13] = [
           OwnLimitPosition \
           OwnLimitRefusal OwnLimitState OwnTerms Refusal Reserve \
           Room SLOTS SUBSCRIBERS_LISTED_MAX SWEEP_PARTS SWEEP_ROUND SettleOutcome Settled \
-          Slot SlotChanges SlotData SlotOwnLimits SlotSnapshot SlotSource StoreStats StoredSlot \
+          Slot SlotChanges SlotCopy SlotData SlotOwnLimits StoreStats StoredSlot \
           SubscriberId SubscriberState Subscribers Turn UnknownId UsedHits decide_set divider each_hold_id \
           fuzz id_bytes read_own_limit refuses reserve",
     ),

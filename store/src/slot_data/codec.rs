@@ -28,29 +28,19 @@ const RECORD_BYTES: usize = 17;
 impl SlotData {
     /// Encodes everything that is not idle. Instants are relative to `now`.
     pub fn encode(&self, now: Timestamp) -> Vec<u8> {
-        self.encode_with(std::iter::empty(), now)
-    }
-
-    /// Encodes everything that is not idle, with more counters. Instants are relative to `now`.
-    pub(crate) fn encode_with<'c>(
-        &'c self,
-        more: impl ExactSizeIterator<Item = (Key, &'c PackedCounter)>,
-        now: Timestamp,
-    ) -> Vec<u8> {
-        let counters = self.counters.len() + more.len();
-        let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + counters * RECORD_BYTES_USUAL);
+        let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + self.counters.len() * RECORD_BYTES_USUAL);
         bytes.extend([VERSION, self.extent as u8]);
         let lead = self.lead.map(|lead| (Age::new(lead.at, now), Age::new(lead.until, now)));
         bytes.extend(put(&lead));
         let mut removed: Vec<Key> = self.removed.iter().copied().collect();
         let mut fields = Vec::new();
-        for (key, packed) in self.counters.iter().map(|(key, packed)| (*key, packed)).chain(more) {
+        for (key, packed) in &self.counters {
             if now < packed.idle_at() {
                 fields.clear();
                 let tag = packed.write(now, &mut fields);
-                put_record(&mut bytes, key, tag, &fields);
+                put_record(&mut bytes, *key, tag, &fields);
             } else if self.extent == SlotDataExtent::Some {
-                removed.push(key);
+                removed.push(*key);
             }
         }
         removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));
