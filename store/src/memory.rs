@@ -177,12 +177,14 @@ impl Memory {
     /// Restores counters from a snapshot, as many as the memory allows.
     pub fn restore(&self, data: SlotData, now: Timestamp) {
         self.adopt_lead(&data, now);
+        let len = data.len();
         let (counters, side_data) = data.into_counters();
+        let mut counters = counters.peekable();
         // Usually all keys are of one slot.
-        if let Some(key) = counters.keys().next() {
-            self.tables.lock(self.slot(*key)).reserve(counters.len(), &self.tables.resources);
+        if let Some((key, _)) = counters.peek() {
+            self.tables.lock(self.slot(*key)).reserve(len, &self.tables.resources);
         }
-        for (key, packed) in counters.into_iter().filter(|(_, packed)| now < packed.idle_at()) {
+        for (key, packed) in counters.filter(|(_, packed)| now < packed.idle_at()) {
             let mut table = self.tables.lock(self.slot(key));
             // A snapshot that names a key twice is damaged, whatever its checksum says.
             if table.get(key).is_none() {

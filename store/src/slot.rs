@@ -49,6 +49,8 @@ pub(super) type ByKey<T> = HashMap<Key, T, KeyHash>;
 /// Makes hashers of keys. A fast one suffices: keys are hashes with a secret already.
 pub type KeyHash = FxBuildHasher;
 
+const _: () = assert!(size_of::<Option<PackedCounter>>() == size_of::<PackedCounter>());
+
 /// Data that takes too much memory is cut by this fraction at a time.
 pub(crate) const CUT_DIVISOR: usize = 16;
 

@@ -32,10 +32,10 @@ impl SlotData {
         bytes.extend([VERSION, self.extent as u8]);
         let lead = self.lead.map(|lead| (Age::new(lead.at, now), Age::new(lead.until, now)));
         bytes.extend(put(&lead));
-        let mut removed: Vec<Key> = self.removed.iter().copied().collect();
+        let mut removed: Vec<Key> = Vec::new();
         let mut fields = Vec::new();
         for (key, packed) in &self.counters {
-            if now < packed.idle_at() {
+            if let Some(packed) = packed.as_ref().filter(|packed| now < packed.idle_at()) {
                 fields.clear();
                 let tag = packed.write(now, &mut fields);
                 put_record(&mut bytes, *key, tag, &fields);
@@ -53,14 +53,15 @@ impl SlotData {
     /// The size of the encoded data at any instant, in bytes, at most.
     pub fn encoded_bytes_max(&self) -> usize {
         let record = |fields: usize| RECORD_BYTES + number_bytes(fields as u64) + fields;
-        let counters = self.counters.values().map(|packed| record(packed.encoded_bytes_max()));
-        let removed = self.removed.len() * record(0);
+        let counters = self.counters.values();
+        let counters =
+            counters.map(|packed| record(packed.as_ref().map_or(0, PackedCounter::encoded_bytes_max)));
         let side_data = self.side_data.values().flat_map(|side_data| side_data.encoded_bytes_max());
-        HEADER_BYTES_MAX + removed + counters.chain(side_data.map(record)).sum::<usize>()
+        HEADER_BYTES_MAX + counters.chain(side_data.map(record)).sum::<usize>()
     }
 
-    /// Decodes slot data, with its instants by this clock. Data of another version is unknown. It is not counted in a memory limit yet: see
-    /// [`Memory::within_limit`](crate::Memory::within_limit).
+    /// Decodes slot data, with its instants by this clock. Data of another version is unknown. It is not counted in a
+    /// memory limit yet: see [`Memory::within_limit`](crate::Memory::within_limit).
     pub fn decode(bytes: &[u8], clock: impl Into<DecodeClock>) -> Result<Self, DecodeError> {
         let clock = clock.into();
         let rest = bytes.strip_prefix(&[VERSION]).ok_or(DecodeError::Unknown)?;
@@ -83,7 +84,7 @@ impl SlotData {
     fn read(&mut self, key: Key, tag: u8, body: &[u8], clock: DecodeClock) -> Result<(), DecodeError> {
         let decoded = match tag {
             REMOVED if body.is_empty() => {
-                self.removed.insert(key);
+                self.counters.insert(key, None);
                 Ok(())
             }
             REMOVED => Err(DecodeError::Malformed),
@@ -91,7 +92,7 @@ impl SlotData {
             _ => PackedCounter::read(tag, body, clock).and_then(|packed| match self.extent {
                 SlotDataExtent::All if packed.is_partial() => Err(DecodeError::Malformed),
                 SlotDataExtent::All | SlotDataExtent::Some => {
-                    self.counters.insert(key, packed);
+                    self.counters.insert(key, Some(packed));
                     Ok(())
                 }
             }),
@@ -114,11 +115,12 @@ fn record(bytes: &[u8]) -> Option<(Key, u8, &[u8], &[u8])> {
     Some((Key::from_halves(u64::from_le_bytes(*high), u64::from_le_bytes(*low)), tag, body, rest))
 }
 
-/// The number of counters in these records, at most: a map that grows would move them several times.
+/// The number of counters in these records, removed ones included, at most: a map that grows would move them several
+/// times.
 fn counters_in(mut records: &[u8]) -> usize {
     let mut counters = 0;
     while let Some((_, tag, _, rest)) = record(records) {
-        counters += usize::from(tag < SIDE_DATA_MIN);
+        counters += usize::from(tag < SIDE_DATA_MIN || tag == REMOVED);
         records = rest;
     }
     counters
