@@ -20,7 +20,7 @@ use tollgate_counter::{
 use tollgate_remote::LocalShare;
 use tollgate_rules::ActiveRules;
 use tollgate_store::{
-    Lead, Memory, Slot, SlotSource, StoredSlot,
+    Lead, Memory, Slot, SlotCopy, StoredSlot,
     divider::{Assignments, Dividers},
 };
 use tracing::{info, warn};
@@ -284,12 +284,19 @@ impl Cluster {
         self.0.with_node(|node, now| node.declare_dead(member, now))
     }
 
-    /// Where a snapshot takes the counters of `slot` from.
-    pub fn snapshot_source(&self, slot: Slot) -> SlotSource {
+    /// A copy of `slot` for a snapshot: from `memory`, or the copy here if the owner is gone. Perhaps no other member
+    /// has that copy.
+    pub fn copy(&self, memory: &Memory, slot: Slot) -> SlotCopy {
         let now = self.0.clock.now();
         let mut node = self.0.node.lock();
         node.set_wall(now);
-        node.snapshot_source(slot)
+        if let Some(stored) = node.last_copy(slot) {
+            return Box::new(|_| stored);
+        }
+        // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is.
+        let epoch = node.epoch(slot);
+        drop(node);
+        memory.copy(slot, epoch)
     }
 }
 

@@ -12,9 +12,7 @@ use tollgate_counter::{
     descriptor::Key,
     time::{SECOND, Stopwatch, Timestamp},
 };
-use tollgate_store::{
-    Check, Epoch, LimitOrigin, Memory, OnFull, OnRefusal, SWEEP_PARTS, SlotData, SlotSource,
-};
+use tollgate_store::{Check, Epoch, LimitOrigin, Memory, OnFull, OnRefusal, SWEEP_PARTS, SlotData};
 
 // The allocator of the program.
 #[global_allocator]
@@ -129,11 +127,11 @@ fn snapshot(memory: &Memory, bytes_max: u64) {
     let [mut copies, mut encoding, mut restoring] = [Duration::ZERO; 3];
     for slot in memory.each_slot() {
         let stopwatch = Stopwatch::start();
-        let copy = memory.copy(slot, SlotSource::Memory { epoch: Epoch::default() });
+        let copy = memory.copy(slot, Epoch::default());
         let elapsed = stopwatch.elapsed();
         (copies, longest) = (copies + elapsed, longest.max(elapsed));
         let stopwatch = Stopwatch::start();
-        let encoded = copy.encode(NOW).unwrap();
+        let encoded = copy(NOW).encode(NOW).unwrap();
         encoding += stopwatch.elapsed();
         bytes += encoded.data.len();
         let stopwatch = Stopwatch::start();

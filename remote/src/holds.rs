@@ -4,14 +4,13 @@ use std::{collections::HashMap, time::Duration};
 
 use smallvec::SmallVec;
 use tollgate_counter::{
-    algorithm::Decision,
     descriptor::Key,
     lock::lock,
     resilience::{Caller, Overloaded},
 };
 use tollgate_store::{
-    Check, Checks, CounterOperation, CounterOutcomes, Decisions, HoldId, HoldOutcome, HoldTerms, Refusal,
-    Settled, UnknownId, each_hold_id,
+    Check, CheckDecision, Checks, CounterOperation, CounterOutcomes, Decisions, HoldId, HoldOutcome,
+    HoldTerms, Refusal, Settled, UnknownId, each_hold_id,
 };
 
 use crate::{
@@ -71,21 +70,22 @@ impl Remote {
             if !is_one_step && let Ok(left) = answered(&call.submit(&withdrawals).await) {
                 call.take_backs.finish();
                 // Of a counter that was charged several times, the last peek counts.
-                let left: HashMap<Key, Decision> = checks.iter().map(|check| check.key).zip(left).collect();
-                for (check, decision) in checks.iter().zip(&mut decisions) {
+                let left: HashMap<Key, CheckDecision> =
+                    checks.iter().map(|check| check.key).zip(left).collect();
+                for (check, CheckDecision { decision, .. }) in checks.iter().zip(&mut decisions) {
                     if let Some(left) = left.get(&check.key) {
                         *decision = decision.after_take_back(left);
                     }
                 }
             }
-            decisions.iter_mut().for_each(|decision| decision.receipt = None);
-            let charged = SmallVec::from_elem(0, checks.len());
-            return Ok(Decisions::new(decisions, charged).with_own(own(&outcomes)).into());
+            for CheckDecision { decision, charged, .. } in &mut decisions {
+                decision.receipt = None;
+                *charged = 0;
+            }
+            return Ok(decisions.into());
         }
         call.take_backs.finish();
-        let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
         let has_ended = outcomes.iter().any(|outcome| outcome.outcome.hold == HoldOutcome::Ended);
-        let decisions = Decisions::new(decisions, charged).with_own(own(&outcomes));
         Ok(CounterOutcomes { is_held: true, has_ended, ..decisions.into() })
     }
 
@@ -157,9 +157,9 @@ fn each_operation(
 
 /// What the counters have refunded, if all have answered.
 pub fn refunded(outcomes: &[RemoteOutcome]) -> Result<Decisions, RemoteHoldError> {
-    let decisions = answered(outcomes)?;
-    let charged = SmallVec::from_elem(0, decisions.len());
-    Ok(Decisions::new(decisions, charged).with_own(own(outcomes)))
+    let mut decisions = answered(outcomes)?;
+    decisions.iter_mut().for_each(|decision| decision.charged = 0);
+    Ok(decisions)
 }
 
 /// How the counters have settled, if all have answered.
@@ -172,13 +172,8 @@ pub fn settled(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Settled; 2]>, Rem
     outcomes.iter().map(settled).collect::<Option<_>>().ok_or(RemoteHoldError::OwnerUnreachable)
 }
 
-/// What the limits of their own display that have decided.
-pub(super) fn own(outcomes: &[RemoteOutcome]) -> impl Iterator<Item = Option<u64>> {
-    outcomes.iter().map(|outcome| outcome.outcome.displayed())
-}
-
 /// The decisions of the counters, if all have answered.
-pub fn answered(outcomes: &[RemoteOutcome]) -> Result<SmallVec<[Decision; 2]>, RemoteHoldError> {
+pub fn answered(outcomes: &[RemoteOutcome]) -> Result<Decisions, RemoteHoldError> {
     for RemoteOutcome { outcome, decided_by } in outcomes {
         if *decided_by != DecidedBy::Counter {
             return Err(RemoteHoldError::OwnerUnreachable);

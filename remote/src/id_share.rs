@@ -6,12 +6,12 @@ use rustc_hash::FxHasher;
 use tollgate_counter::{
     algorithm::Limit,
     descriptor::Key,
-    resilience::{CALLER_SHARE, Caller, IdRecord, SharedUse},
+    resilience::{CALLER_SHARE, Caller, IdRecord},
     time::Timestamp,
 };
 use tollgate_store::{
-    Checks, CounterOperation, HOLD_RETENTION, HoldId, HoldOutcome, HoldTerms, IdMemory, LimitOrigin, Memory,
-    NotLocal, OperationOutcome, SettleOutcome, Settled, UnknownId, id_bytes,
+    Checks, CounterOperation, HOLD_RETENTION, HoldId, HoldOutcome, HoldTerms, LimitOrigin, Memory, NotLocal,
+    OperationOutcome, SettleOutcome, Settled, UnknownId, id_bytes,
 };
 
 /// What another replica, whose callers share it, gets at most of what the others leave free: one part of so many.
@@ -34,7 +34,7 @@ impl<'c> SentId<'c> {
         caller: &'c Caller,
         checks: &Checks<'_>,
         id: &HoldId,
-        memory: IdMemory,
+        memory: &Memory,
         now: Timestamp,
     ) -> Self {
         let first = checks.first().map(|check| check.key);
@@ -46,17 +46,16 @@ impl<'c> SentId<'c> {
         parts: usize,
         caller: &'c Caller,
         (id, first, bytes): (&HoldId, Option<Key>, usize),
-        memory: IdMemory,
+        memory: &Memory,
         now: Timestamp,
     ) -> Self {
         let mut hasher = FxHasher::default();
         id.as_bytes().hash(&mut hasher);
         first.hash(&mut hasher);
         let hash = hasher.finish();
-        let own = caller.id_bytes(now);
-        let shared = SharedUse { own, all: memory.used, max: memory.max };
+        let shared = memory.id_memory(caller.id_bytes(now));
         let is_allowed = shared.has_room_for(bytes, parts) || caller.has_id(hash, now);
-        Self { caller, id: hash, bytes, bytes_max: memory.max, is_allowed, now }
+        Self { caller, id: hash, bytes, bytes_max: shared.max, is_allowed, now }
     }
 
     /// Whether the caller's share has room for it, or the id is known.
@@ -107,7 +106,7 @@ impl ReplicaShare {
         let properties = operation.properties();
         let Some(id) = properties.retained_id else { return memory.operate_by(key, limit, operation, now) };
         let id = (id, Some(key), id_bytes(id));
-        let sent = SentId::in_share(REPLICA_SHARE, &self.0, id, memory.id_memory(), now);
+        let sent = SentId::in_share(REPLICA_SHARE, &self.0, id, memory, now);
         let outcome = if sent.is_allowed() {
             memory.operate_by(key, limit, operation, now)?
         } else if let Some(operation) = operation.without_retained_id() {

@@ -22,8 +22,8 @@ use tollgate_counter::{
     time::Stopwatch,
 };
 use tollgate_store::{
-    Checks, CounterOperation, CounterOutcomes, Decisions, OnRefusal, OperationOutcome, OwnLimitPosition,
-    Refusal,
+    CheckDecision, Checks, CounterOperation, CounterOutcomes, Decisions, OnRefusal, OperationOutcome,
+    OwnLimitPosition, Refusal,
 };
 
 mod bounds;
@@ -113,11 +113,9 @@ impl Remote {
         if let Some(outcomes) = self.submit.submit(submission) {
             let mut shown = by_counters(outcomes.await)?;
             let (_, decided) = shown.split_at_checked(checks.len())?;
-            let each = decided.iter().map(|outcome| outcome.decision).collect();
-            let charged = decided.iter().map(|outcome| outcome.charged).collect();
-            let own: Vec<_> = decided.iter().map(OperationOutcome::displayed).collect();
+            let decisions = decided.iter().map(CheckDecision::from).collect();
             shown.truncate(checks.len());
-            return Some((shown, Some(Decisions::new(each, charged).with_own(own.into_iter()))));
+            return Some((shown, Some(decisions)));
         }
         let show = |check: &CounterCheck| check.with(CounterOperation::Show);
         let peeks: CounterChecks = counters.iter().map(show).collect();
@@ -344,10 +342,8 @@ fn by_counters(outcomes: RemoteOutcomes) -> Option<SmallVec<[OperationOutcome; 1
 
 /// The decisions of these outcomes, as those of one check set.
 fn decisions(outcomes: &[RemoteOutcome]) -> CounterOutcomes {
-    let charged = outcomes.iter().map(|outcome| outcome.outcome.charged).collect();
     let degraded = outcomes.iter().map(|outcome| outcome.decided_by == DecidedBy::Degraded).collect();
-    let decisions = Decisions::new(rounds::decisions(outcomes), charged).with_own(holds::own(outcomes));
-    CounterOutcomes { degraded, ..decisions.into() }
+    CounterOutcomes { degraded, ..rounds::decisions(outcomes).into() }
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use tollgate_counter::{
 };
 use tollgate_rules::OnOwnerUnavailable;
 use tollgate_store::{
-    Check, Checks, CounterOperation, Lead, LimitOrigin, Memory, MemoryReservation, OnFull, OnRefusal,
-    OperationOutcome, OwnTerms,
+    Check, CheckDecision, Checks, CounterOperation, Lead, LimitOrigin, Memory, MemoryReservation, OnFull,
+    OnRefusal, OperationOutcome, OwnTerms,
 };
 
 use crate::{CounterCheck, DecidedBy, RemoteOutcome};
@@ -273,14 +273,13 @@ impl LocalShare {
         // What could not be charged later is not admitted as counted.
         if matches!(operation, Operation::Charge(_)) && !self.has_room(key, now) {
             self.count_full(now);
-            let uncharged = self.memory.dry_run(&checks, now, |_| false).decisions[0];
+            let uncharged = self.memory.dry_run(&checks, now, |_| false).decisions[0].decision;
             return (self.on_full.without_memory(uncharged), 0);
         }
         // Not `apply_single`, whose decision has no receipt.
         let decisions =
             self.memory.apply(&checks, now, |_| false).expect("a memory that is not shared owns every slot");
-        let decision = decisions[0];
-        let charged = decisions.charged()[0];
+        let CheckDecision { decision, charged, .. } = decisions[0];
         if charged > 0 {
             // Refusals are those of this share.
             self.change(key, limit.plain(), |counter, limit| {

@@ -4,12 +4,11 @@
 
 use std::collections::HashMap;
 
-use smallvec::SmallVec;
 use tollgate_counter::{
     algorithm::{Decision, Operation},
     descriptor::Key,
 };
-use tollgate_store::{Check, CounterOperation, OnRefusal, OperationOutcome};
+use tollgate_store::{Check, CheckDecision, CounterOperation, Decisions, OnRefusal, OperationOutcome};
 
 use crate::{DecidedBy, RemoteOutcome, RemoteOutcomes};
 
@@ -30,7 +29,7 @@ pub trait CallCounters {
 pub async fn decide<C: CallCounters>(
     counters: &C,
     checks: &[Check<'_>],
-    refused: impl Fn(&[Decision]) -> bool,
+    refused: impl Fn(&[CheckDecision]) -> bool,
 ) -> RemoteOutcomes {
     let rounds = Rounds { counters, checks };
     if checks.len() == 1 {
@@ -45,8 +44,8 @@ pub async fn decide<C: CallCounters>(
 }
 
 /// The decisions of these outcomes.
-pub(crate) fn decisions(outcomes: &[RemoteOutcome]) -> SmallVec<[Decision; 2]> {
-    outcomes.iter().map(|outcome| outcome.outcome.decision).collect()
+pub(crate) fn decisions(outcomes: &[RemoteOutcome]) -> Decisions {
+    outcomes.iter().map(|outcome| CheckDecision::from(&outcome.outcome)).collect()
 }
 
 /// The check set of one call on its way to its counters.
@@ -72,7 +71,10 @@ impl<C: CallCounters> Rounds<'_, C> {
 
     /// Peeks first. If the call would be refused, returns the expected outcomes of the checks that would pass and be
     /// taken back, and `None` for all others, which are to be submitted.
-    async fn predict_taken_back(&self, refused: impl Fn(&[Decision]) -> bool) -> Vec<Option<RemoteOutcome>> {
+    async fn predict_taken_back(
+        &self,
+        refused: impl Fn(&[CheckDecision]) -> bool,
+    ) -> Vec<Option<RemoteOutcome>> {
         let all = 0..self.checks.len();
         let mut skipped = vec![None; self.checks.len()];
         if !all.clone().any(|index| self.takes_back(index)) {
@@ -81,14 +83,15 @@ impl<C: CallCounters> Rounds<'_, C> {
         let peek = |index| (index, CounterOperation::Decide(Operation::Peek));
         let peeks = self.submit(all.map(peek).collect()).await;
         let predict = |(check, peek): (&Check<'_>, &RemoteOutcome)| {
-            check.limit.predict(check.operation, &peek.outcome.decision)
+            let decision = check.limit.predict(check.operation, &peek.outcome.decision);
+            CheckDecision { decision, ..CheckDecision::from(&peek.outcome) }
         };
-        let predicted: Vec<Decision> = self.checks.iter().zip(&peeks).map(predict).collect();
+        let predicted: Decisions = self.checks.iter().zip(&peeks).map(predict).collect();
         if refused(&predicted) {
             let repeated = self.repeated_keys();
             for (index, mut peek) in peeks.into_iter().enumerate() {
                 let Check { key, operation, .. } = self.checks[index];
-                let Decision { verdict, remaining, .. } = predicted[index];
+                let Decision { verdict, remaining, .. } = predicted[index].decision;
                 // A peek does not see what an earlier check of the same call charges to the key.
                 let is_repeated = repeated.binary_search(&key).is_ok();
                 if self.takes_back(index)
@@ -97,7 +100,7 @@ impl<C: CallCounters> Rounds<'_, C> {
                     && !is_repeated
                 {
                     // A peek charges nothing, and its own verdict is for no hits.
-                    peek.outcome.decision = predicted[index];
+                    peek.outcome.decision = predicted[index].decision;
                     skipped[index] = Some(peek);
                 }
             }
@@ -116,7 +119,7 @@ impl<C: CallCounters> Rounds<'_, C> {
     async fn charge_except(
         &self,
         mut outcomes: Vec<Option<RemoteOutcome>>,
-        refused: impl Fn(&[Decision]) -> bool,
+        refused: impl Fn(&[CheckDecision]) -> bool,
     ) -> RemoteOutcomes {
         let (submitted, skipped): (Vec<usize>, Vec<usize>) =
             (0..outcomes.len()).partition(|index| outcomes[*index].is_none());
@@ -215,7 +218,7 @@ mod tests {
         }
     }
 
-    fn is_refused(decisions: &[Decision]) -> bool {
+    fn is_refused(decisions: &[CheckDecision]) -> bool {
         decisions.iter().any(|decision| !decision.verdict.passes())
     }
 
@@ -259,8 +262,8 @@ mod tests {
                 let decided = outcomes.iter().map(|RemoteOutcome { outcome, .. }| outcome);
                 let decided: Vec<_> =
                     decided.map(|outcome| (shown(&outcome.decision), outcome.charged)).collect();
-                let charged = expected.charged().iter().copied();
-                let expected: Vec<_> = expected.iter().map(shown).zip(charged).collect();
+                let expected: Vec<_> =
+                    expected.iter().map(|expected| (shown(expected), expected.charged)).collect();
                 prop_assert_eq!(decided, expected, "{:?}", checks);
                 for (key, (limit, _)) in keys.iter().zip(&limits) {
                     let left = |memory: &Memory| memory.peek(*key, limit, NOW).peek;

@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use tollgate_counter::{descriptor::Key, time::Timestamp};
 use tollgate_remote::{CounterCheck, CounterChecks, OpenChecks, SubmissionMode};
 use tollgate_store::{
-    Checks, CounterOperation, Expired, HeldCounter, HoldTerms, OperationOutcome, OwnTerms, Refusal, Reserve,
-    Room, decide_set,
+    CheckDecision, Checks, CounterOperation, Expired, HeldCounter, HoldTerms, OperationOutcome, OwnTerms,
+    Refusal, Reserve, Room, decide_set,
 };
 
 use crate::{
@@ -315,11 +315,11 @@ impl StoreBatch {
         let decisions = decide_set(
             &checks,
             |each| refusal.is_refused(each),
-            |index, operation| (self.apply(&part.checks[index], operation).decision, true),
+            |index, operation| ((&self.apply(&part.checks[index], operation)).into(), true),
         );
-        let each = part.checks.iter().zip(decisions.iter().zip(decisions.charged()));
-        each.map(|(check, (decision, charged))| {
-            OperationOutcome::new(*decision, *charged).by_own(self.own_terms(check))
+        let each = part.checks.iter().zip(decisions);
+        each.map(|(check, CheckDecision { decision, charged, .. })| {
+            OperationOutcome::new(decision, charged).by_own(self.own_terms(check))
         })
         .collect()
     }
@@ -347,14 +347,18 @@ impl StoreBatch {
             }
             let terms = HoldTerms::clone(terms);
             let limit = own.as_ref().map_or(&check.limit, |own| &own.limit);
-            each.push(Reserve { counter, limit, terms, hits, leased: 0 });
+            each.push(Reserve { counter, limit, terms, hits });
         }
         let mut counters: SmallVec<[HeldCounter; 2]> =
             numbers.iter().map(|number| std::mem::take(&mut self.entries[*number].state.counter)).collect();
-        let reserved =
-            tollgate_store::reserve(&each, &mut counters, self.instants.server, Room::OF_VALUE, |each| {
-                refusal.is_refused(each)
-            });
+        let reserved = tollgate_store::reserve(
+            &each,
+            &mut counters,
+            self.instants.server,
+            Room::OF_VALUE,
+            |each| refusal.is_refused(each),
+            |counters| SmallVec::from_elem(None, counters.len()),
+        );
         let is_changed = reserved.as_ref().is_some_and(|reserved| reserved.is_held);
         for (number, counter) in numbers.into_iter().zip(counters) {
             let state = &mut self.entries[number].state;

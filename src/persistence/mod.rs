@@ -19,7 +19,7 @@ use tollgate_counter::{
     time::{Clock, Timestamp},
 };
 use tollgate_rules::BackgroundPriority;
-use tollgate_store::{Epoch, Memory, OnFull, Slot, SlotSource, StoredSlot, divider::Dividers};
+use tollgate_store::{Epoch, Memory, OnFull, Slot, SlotCopy, StoredSlot, divider::Dividers};
 use tracing::{debug, error, info};
 
 mod divisions;
@@ -55,7 +55,7 @@ pub struct Persistence {
     /// The counters.
     pub memory: Arc<Memory>,
     settings: PersistenceSettings,
-    sources: SlotSources,
+    copies: SlotCopies,
     // The instant of the snapshot whose counters are in memory.
     restored: Option<Timestamp>,
     // Locked while a snapshot is written, because the temporary file is shared.
@@ -64,8 +64,8 @@ pub struct Persistence {
     urgent: Arc<AtomicUsize>,
 }
 
-/// Returns where a snapshot takes the counters of a slot from.
-type SlotSources = Arc<dyn Fn(Slot) -> SlotSource + Send + Sync>;
+/// Copies a slot for a snapshot.
+type SlotCopies = Arc<dyn Fn(Slot) -> SlotCopy + Send + Sync>;
 
 impl Persistence {
     /// Starts with the counters of the snapshot, or none, and returns the secret of their keys. An unusable snapshot is
@@ -102,16 +102,17 @@ impl Persistence {
         (Self::with(memory, settings), read.map(|summary| summary.secret), all)
     }
 
-    /// Sets where snapshots take the counters of each slot from.
-    pub fn with_sources(self, source: impl Fn(Slot) -> SlotSource + Send + Sync + 'static) -> Self {
-        Self { sources: Arc::new(source), ..self }
+    /// Sets what copies each slot for a snapshot.
+    pub fn with_copies(self, copy: impl Fn(Slot) -> SlotCopy + Send + Sync + 'static) -> Self {
+        Self { copies: Arc::new(copy), ..self }
     }
 
     fn with(memory: Memory, settings: PersistenceSettings) -> Self {
         let memory = Arc::new(memory);
-        let sources = Arc::new(|_| SlotSource::Memory { epoch: Epoch::default() });
+        let copied = memory.clone();
+        let copies = Arc::new(move |slot| copied.copy(slot, Epoch::default()));
         let (restored, writing, urgent) = Default::default();
-        Self { memory, settings, sources, restored, writing, urgent }
+        Self { memory, settings, copies, restored, writing, urgent }
     }
 
     /// The dividers of a process without a cluster: those of the last one, if it has ended with a snapshot of the counters
@@ -205,12 +206,12 @@ impl Persistence {
             if is_urgent {
                 persistence.urgent.fetch_sub(1, Relaxed);
             }
-            let sources = &*persistence.sources;
+            let copies = &*persistence.copies;
             let now = clock.now();
             let is_superseded = || !is_urgent && persistence.urgent.load(Relaxed) > 0;
             // First, so that the counters have what is granted by these.
             let divisions = dividers.map(|dividers| dividers.take_all(now));
-            snapshot::write(&persistence.memory, &secret, sources, (now, priority), is_superseded, &path)?;
+            snapshot::write(&persistence.memory, &secret, copies, (now, priority), is_superseded, &path)?;
             if let Some(divisions) = divisions {
                 divisions::write(&path, now, divisions)?;
             }

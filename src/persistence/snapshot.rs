@@ -16,7 +16,7 @@ use siphasher::sip::SipHasher13;
 use tollgate_counter::{descriptor::Secret, files, packed_counter::DecodeClock, time::Timestamp};
 use tollgate_net::private_file;
 use tollgate_rules::BackgroundPriority;
-use tollgate_store::{EncodedSlot, Epoch, Memory, Slot, SlotSource, StoredSlot};
+use tollgate_store::{EncodedSlot, Epoch, Memory, Slot, SlotCopy, StoredSlot};
 
 use crate::persistence::parallel::map_in_any_order;
 
@@ -74,12 +74,11 @@ pub(super) struct SnapshotSummary {
 }
 
 /// Replaces the snapshot at `path` by all counters, unless `is_superseded` returns true meanwhile. Only its owner can
-/// read it, because it contains the secret. `source` returns where the counters of a slot are. The lock of a slot is
-/// held while its counters are copied.
+/// read it, because it contains the secret. `copy` copies a slot, whose lock is held meanwhile.
 pub(super) fn write(
     memory: &Memory,
     secret: &Secret,
-    source: impl Fn(Slot) -> SlotSource,
+    copy: impl Fn(Slot) -> SlotCopy,
     (now, priority): (Timestamp, BackgroundPriority),
     is_superseded: impl Fn() -> bool,
     path: &Path,
@@ -91,13 +90,12 @@ pub(super) fn write(
         // A power of two up to 65,536, so it fits.
         let slots = memory.slots() as u32;
         output.put(&Some(SnapshotHeader { taken_at: now, secret: secret.to_bytes(), slots }))?;
-        // The epoch first: if the owner changes meanwhile, the copy is only taken for older than it is. Callers wait
-        // for the lock of a slot, so copies are made by this thread, which has their priority.
-        let copies = memory.each_slot().map(|slot| memory.copy(slot, source(slot)));
+        // Callers wait for the lock of a slot, so copies are made by this thread, which has their priority.
+        let copies = memory.each_slot().map(copy);
         map_in_any_order(
             priority,
             copies,
-            |copy| copy.encode(now),
+            |copy| copy(now).encode(now),
             |encoded| {
                 if is_superseded() {
                     return Err(SnapshotError::Superseded);
@@ -300,9 +298,8 @@ mod tests {
                 memory.apply_single(&check, now.plus(hits)).unwrap();
             }
         }
-        let source = |_| SlotSource::Memory { epoch: Epoch(1) };
         let written_at = (now.plus(SECOND), BackgroundPriority::Normal);
-        write(&memory, &secret, source, written_at, || false, &path).unwrap();
+        write(&memory, &secret, |slot| memory.copy(slot, Epoch(1)), written_at, || false, &path).unwrap();
         let mut input = File::open(&path).unwrap();
         input.seek(io::SeekFrom::Start(MAGIC.len() as u64)).unwrap();
         assert_eq!(take::<SnapshotHeader>(&mut input).unwrap().unwrap().taken_at, written_at.0);

@@ -143,7 +143,7 @@ async fn reservations_survive_restart_also_with_clock_behind() {
     let id = HoldId::new(b"a").unwrap();
     let terms = HoldTerms::new(id.clone(), HOLD_TTL_DEFAULT, OnExpiry::Release).unwrap();
     for limit in &limits() {
-        assert!(before.memory.reserve(&checks(limit, 4), &terms, NOW, |_| false).unwrap().is_held);
+        assert!(before.memory.reserve(&checks(limit, 4), &terms, NOW, |_| false).unwrap().unwrap().is_held);
     }
     write(&before, &Clock::manual(NOW)).await;
 
@@ -228,8 +228,8 @@ async fn stored_slots_survive_restart_with_their_version() {
     let path = folder.path().join("counters");
     let (before, secret, none) = Persistence::start_shared(settings(&path), NOW);
     assert!(secret.is_none() && none.is_empty());
-    let source = |slot: Slot| SlotSource::Memory { epoch: Epoch(7 + u64::from(slot.0)) };
-    let before = before.with_sources(source);
+    let memory = before.memory.clone();
+    let before = before.with_copies(move |slot| memory.copy(slot, Epoch(7 + u64::from(slot.0))));
     before.memory.each_slot().for_each(|slot| before.memory.acquire(slot, SlotData::default(), NOW));
     for limit in limits() {
         assert_eq!(left(&before, &limit, Operation::Charge(2), NOW), 8);

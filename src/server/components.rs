@@ -13,7 +13,7 @@ use tollgate_quota::QuotaService;
 use tollgate_remote::Remote;
 use tollgate_rules::ActiveRules;
 use tollgate_shared_store::SharedStore;
-use tollgate_store::{Lead, Memory, SWEEP_PARTS, SWEEP_ROUND, divider::Dividers};
+use tollgate_store::{Memory, SWEEP_PARTS, SWEEP_ROUND, divider::Dividers};
 use tollgate_wire::proto::DESCRIPTORS;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
@@ -296,17 +296,16 @@ async fn sweep(memory: Arc<Memory>, clock: Clock) {
 async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<Cluster>) -> ClockOutOfRange {
     loop {
         sleep(clock.now().until_tick(FOLLOW_EVERY)).await;
-        let Some(comparison) = clock.compare_with_wall() else { continue };
         if let Err(out_of_range) = clock.require_in_range() {
             return out_of_range;
         }
-        if let Some(lead) = Lead::given_up(&comparison) {
+        let step = clock.follow(|lead| {
             memory.give_up_lead(lead);
             if let Some(cluster) = &cluster {
                 cluster.give_up_lead(lead);
             }
-        }
-        match comparison.long_step() {
+        });
+        match step {
             Some(ClockStep::Back(lead)) => {
                 warn!(
                     ?lead,
@@ -318,7 +317,6 @@ async fn follow_system_clock(clock: Clock, memory: Arc<Memory>, cluster: Option<
             }
             None => {}
         }
-        clock.follow(&comparison);
     }
 }
 

@@ -2,9 +2,11 @@
 
 use smallvec::SmallVec;
 use tollgate_counter::{
-    algorithm::{Decision, Limit, Operation},
+    algorithm::{Limit, Operation},
     descriptor::Key,
 };
+
+use crate::CheckDecision;
 
 /// A check of one counter.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +22,9 @@ pub struct Check<'a> {
     /// Where the limit comes from.
     pub origin: LimitOrigin,
 }
+
+/// Any number of checks.
+pub type Checks<'a> = SmallVec<[Check<'a>; 2]>;
 
 /// Where the limit of a check comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +102,7 @@ pub struct Refusal {
 
 impl Refusal {
     /// Whether `decisions` refuse the call.
-    pub fn is_refused(&self, decisions: &[Decision]) -> bool {
+    pub fn is_refused(&self, decisions: &[CheckDecision]) -> bool {
         refuses(self.roles.iter().copied(), decisions, || self.do_quotas_refuse)
     }
 }
@@ -108,7 +113,7 @@ impl Refusal {
 #[inline(always)]
 pub fn refuses<R>(
     roles: impl IntoIterator<Item = CheckRole>,
-    decisions: &[Decision<R>],
+    decisions: &[CheckDecision<R>],
     do_quotas_refuse: impl FnOnce() -> bool,
 ) -> bool {
     let mut quotas = 0;

@@ -17,7 +17,6 @@ use crate::{
 mod draft;
 mod interpreter;
 
-pub(crate) use draft::reserve_stored;
 pub use draft::{Reserve, reserve};
 
 /// A counter, if it is not idle, and its side data.

@@ -19,13 +19,13 @@ mod subscribers;
 mod table;
 
 pub use budget::{BYTES_MIN, MemoryReservation};
-pub use check::{Check, CheckRole, LimitOrigin, OnFull, OnRefusal, Refusal, refuses};
-pub use decisions::{Checks, CounterOutcomes, Decisions, SingleDecision};
+pub use check::{Check, CheckRole, Checks, LimitOrigin, OnFull, OnRefusal, Refusal, refuses};
+pub use decisions::{CheckDecision, CounterOutcomes, Decisions};
 pub use held_counter::{HeldCounter, Reserve, Room, reserve};
 pub use holds::{Expired, RETENTION as HOLD_RETENTION, id_bytes};
 pub use memory::{
-    CounterState, CounterView, DryRun, Grants, IdMemory, Leases, Memory, NotLocal, ReserveError, SWEEP_PARTS,
-    SWEEP_ROUND, StoreStats, Turn, UsedHits, each_hold_id,
+    CounterState, CounterView, DryRun, Grants, Leases, Memory, NotLocal, SWEEP_PARTS, SWEEP_ROUND,
+    StoreStats, Turn, UsedHits, each_hold_id,
 };
 pub use operation::{
     CounterDetails, CounterOperation, HoldOutcome, OperationOutcome, OperationProperties, UnknownId,
@@ -39,9 +39,9 @@ pub use side_data::{
     OWN_LIMIT_TAG, OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitPage, OwnLimitPosition,
     OwnLimitRefusal, OwnLimitState, SlotOwnLimits, read_own_limit,
 };
-pub use slot::{KeyHash, KeyHasher, SLOTS, Slot};
-pub use slot_copy::{EncodedSlot, Epoch, SlotSnapshot, SlotSource, StoredSlot};
-pub use slot_data::{Consumption, SlotChanges, SlotData, SlotDecodeError};
+pub use slot::{KeyHash, SLOTS, Slot};
+pub use slot_copy::{EncodedSlot, Epoch, SlotCopy, StoredSlot};
+pub use slot_data::{Consumption, SlotChanges, SlotData};
 pub use subscribers::{LimitPart, SUBSCRIBERS_LISTED_MAX, SubscriberId, SubscriberState, Subscribers};
 pub use table::CounterEvents;
 pub use tollgate_counter::algorithm::OwnTerms;

@@ -1,17 +1,18 @@
 //! Counters in memory, in one table for each slot.
 
-use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible, sync::atomic::Ordering, time::Duration};
 
 use tollgate_counter::{
-    algorithm::{Decision, Limit, Operation},
+    algorithm::{Limit, Operation},
     descriptor::Key,
     packed_counter::Now,
+    resilience::SharedUse,
     time::Timestamp,
 };
 
 use crate::{
-    Check, Checks, CounterEvents, Decisions, Lead, LimitOrigin, OnFull, OnRefusal, OwnTerms, SLOTS,
-    SingleDecision, Slot, SlotData, SlotOwnLimits,
+    Check, CheckDecision, Checks, CounterEvents, Decisions, Lead, LimitOrigin, OnFull, OnRefusal, OwnTerms,
+    SLOTS, Slot, SlotData, SlotOwnLimits,
     held_counter::{HeldCounter, Room},
     operation::{CounterOperation, OperationOutcome, decide_set},
     side_data::SideDataSize,
@@ -31,7 +32,6 @@ mod testing;
 
 pub use admin::{CounterState, DryRun};
 pub use grants::{CounterView, Grants, Turn};
-pub use holds::ReserveError;
 pub use holds::each_hold_id;
 pub use leases::{Leases, UsedHits};
 
@@ -52,15 +52,6 @@ pub struct Memory {
     // `None` if this replica owns all slots.
     ownerships: Option<OwnershipTable>,
     restrictions: Restrictions,
-}
-
-/// The memory for ids of requests and reservations, in bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct IdMemory {
-    /// The bytes that ids take.
-    pub used: usize,
-    /// The most bytes that ids may take.
-    pub max: usize,
 }
 
 /// Statistics of counters in memory.
@@ -171,11 +162,11 @@ impl Memory {
         &self.tables.resources.events
     }
 
-    /// The memory for ids.
-    pub fn id_memory(&self) -> IdMemory {
+    /// The memory for ids of requests and reservations, in bytes, of which a caller has used `own`.
+    pub fn id_memory(&self, own: usize) -> SharedUse {
         let resources = &self.tables.resources;
         let max = resources.budget.bytes_max() / tables::SHARE_DIVISOR;
-        IdMemory { used: resources.hold_bytes.load(Ordering::Relaxed), max }
+        SharedUse { own, all: resources.hold_bytes.load(Ordering::Relaxed), max }
     }
 
     /// Counts a reservation that is refused for lack of memory.
@@ -186,12 +177,14 @@ impl Memory {
     /// Restores counters from a snapshot, as many as the memory allows.
     pub fn restore(&self, data: SlotData, now: Timestamp) {
         self.adopt_lead(&data, now);
+        let len = data.len();
         let (counters, side_data) = data.into_counters();
+        let mut counters = counters.peekable();
         // Usually all keys are of one slot.
-        if let Some(key) = counters.keys().next() {
-            self.tables.lock(self.slot(*key)).reserve(counters.len(), &self.tables.resources);
+        if let Some((key, _)) = counters.peek() {
+            self.tables.lock(self.slot(*key)).reserve(len, &self.tables.resources);
         }
-        for (key, packed) in counters.into_iter().filter(|(_, packed)| now < packed.idle_at()) {
+        for (key, packed) in counters.filter(|(_, packed)| now < packed.idle_at()) {
             let mut table = self.tables.lock(self.slot(key));
             // A snapshot that names a key twice is damaged, whatever its checksum says.
             if table.get(key).is_none() {
@@ -217,30 +210,29 @@ impl Memory {
         &self,
         checks: &[Check<'_>],
         now: Timestamp,
-        refused: impl Fn(&[Decision]) -> bool,
+        refused: impl Fn(&[CheckDecision]) -> bool,
     ) -> Result<Decisions, NotLocal> {
         let mut locked = LockedSlots::owned(self, checks, now)?;
-        let has_side_data = locked.have_side_data();
-        if has_side_data {
+        if locked.have_side_data() {
             locked.settle_side_data(checks);
             locked.require_unleased(checks, &refused)?;
         }
         let decisions = decide_set(checks, refused, |index, operation| {
             let AppliedOperation { outcome, is_stored, .. } = locked.apply(&checks[index], operation);
-            (outcome.decision, is_stored)
+            ((&outcome).into(), is_stored)
         });
         locked.record_changes(checks, &decisions);
-        if !has_side_data {
-            return Ok(decisions);
-        }
-        let own = checks.iter().map(|check| locked.own_terms_of(check).map(|own| own.requests_per_unit));
-        Ok(decisions.with_own(own))
+        Ok(decisions)
     }
 
     /// Decides the only check of a call as [`Memory::apply`] does, by the counter alone unless its slot has side data.
     // A third cheaper than [`Memory::operate`]. `inline(always)`: a decision is too large to move.
     #[inline(always)]
-    pub fn apply_single(&self, check: &Check<'_>, now: Timestamp) -> Result<SingleDecision, NotLocal> {
+    pub fn apply_single(
+        &self,
+        check: &Check<'_>,
+        now: Timestamp,
+    ) -> Result<CheckDecision<Infallible>, NotLocal> {
         let slot = self.slot(check.key);
         if self.restrictions.is_suspended() {
             return Err(NotLocal::Slot(slot));
@@ -264,7 +256,7 @@ impl Memory {
             ownerships.record_change(slot, ownership, check.key, &table);
         }
         let charged = if stored { check.limit.charged(check.operation, passes) } else { 0 };
-        Ok(SingleDecision { decision, charged, own: None })
+        Ok(CheckDecision { decision, charged, own: None })
     }
 
     /// Applies an operation to the counter of `key` with its side data, after its holds that are due have ended.
@@ -310,15 +302,11 @@ impl Memory {
         let Check { key, limit, origin, .. } = *check;
         let properties = operation.properties();
         if let (Some(_), Some(terms)) = (properties.reserved, properties.terms) {
-            let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
-            return match self.reserve(&Checks::from_slice(&[*check]), terms, now, refused) {
-                Ok(reserved) => {
-                    let own = reserved.decisions.own(0).and_then(|_| self.own_terms(key, now));
-                    Ok(OperationOutcome::reserved(&reserved)[0].clone().by_own(own.as_ref()))
-                }
-                Err(ReserveError::NotLocal(missing)) => Err(missing),
-                Err(ReserveError::Exhausted) => Ok(OperationOutcome::exhausted()),
-            };
+            let refused = |decisions: &[CheckDecision]| !decisions[0].verdict.passes();
+            let reserved = self.reserve(&Checks::from_slice(&[*check]), terms, now, refused)?;
+            let Some(reserved) = reserved else { return Ok(OperationOutcome::exhausted()) };
+            let own = reserved.decisions[0].own.and_then(|_| self.own_terms(key, now));
+            return Ok(OperationOutcome::reserved(&reserved)[0].clone().by_own(own.as_ref()));
         }
         let mut locked = LockedSlots::for_key(self, key, now);
         let is_suspended = properties.may_charge && self.restrictions.is_suspended();
@@ -344,12 +332,11 @@ impl Memory {
         &self,
         checks: &Checks<'_>,
         now: Timestamp,
-        refused: impl FnOnce(&[Decision]) -> bool,
+        refused: impl FnOnce(&[CheckDecision]) -> bool,
     ) -> DryRun {
         let locked = LockedSlots::new(self, checks, now);
         let state = |check: &Check<'_>| locked.state(check.key, check.limit, locked.own_terms_of(check));
         let before = checks.iter().map(state).collect();
-        let own = locked.each_own_terms(checks);
         let copies = checks.iter().map(|check| (check.key, locked.held(check.key)));
         let mut copies: BTreeMap<Key, HeldCounter> = copies.collect();
         drop(locked);
@@ -357,10 +344,9 @@ impl Memory {
         let decisions = decide_set(checks, refused, |index, operation| {
             let Check { key, limit, origin, .. } = checks[index];
             let copy = copies.entry(key).or_default();
-            (copy.apply(limit, origin, operation, at, Room::NONE).0.decision, true)
+            ((&copy.apply(limit, origin, operation, at, Room::NONE).0).into(), true)
         });
-        let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
-        DryRun { decisions: decisions.with_own(displayed), before }
+        DryRun { decisions, before }
     }
 
     /// The state of the counter of `key`, of the kind of `limit`.

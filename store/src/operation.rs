@@ -1,6 +1,6 @@
 //! Operations on one counter and its holds, and their outcomes; the checks of one call decided as one.
 
-use std::{sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -11,8 +11,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, CounterOutcomes, Decisions, HoldId, HoldTerms, OnFull, OnRefusal, OpenHolds, OwnLimitChange,
-    OwnLimitOutcome, OwnLimitState, Settled, SingleDecision, SlotOwnLimits, Subscribers,
+    Check, CheckDecision, CounterOutcomes, Decisions, HoldId, HoldTerms, OnFull, OnRefusal, OpenHolds,
+    OwnLimitChange, OwnLimitOutcome, OwnLimitState, Settled, SlotOwnLimits, Subscribers,
 };
 
 /// An operation on a counter and its holds, in every store.
@@ -211,9 +211,8 @@ impl OperationOutcome {
     /// The outcomes of a reservation, in the order of its checks.
     pub fn reserved(reserved: &CounterOutcomes) -> SmallVec<[Self; 1]> {
         let hold = if reserved.has_ended { HoldOutcome::Ended } else { HoldOutcome::Decided };
-        let each = reserved.decisions.iter().zip(reserved.decisions.charged());
-        each.map(|(decision, charged)| Self { hold: hold.clone(), ..Self::new(*decision, *charged) })
-            .collect()
+        let each = reserved.decisions.iter();
+        each.map(|each| Self { hold: hold.clone(), ..Self::new(each.decision, each.charged) }).collect()
     }
 
     /// The outcome by the limit of its own that has decided.
@@ -261,11 +260,19 @@ impl OperationOutcome {
     }
 }
 
-impl From<OperationOutcome> for SingleDecision {
+/// The decision as the only one of its call, whose receipt nobody needs.
+impl From<OperationOutcome> for CheckDecision<Infallible> {
     fn from(outcome: OperationOutcome) -> Self {
-        let own = outcome.displayed();
-        let OperationOutcome { decision, charged, .. } = outcome;
-        Self { decision: decision.keep_receipt(|_| None), charged, own }
+        let CheckDecision { decision, charged, own } = (&outcome).into();
+        Self { decision: decision.keep_receipt(|_: Receipt| None), charged, own }
+    }
+}
+
+/// The decision as one of several of its call.
+impl From<&OperationOutcome> for CheckDecision {
+    fn from(outcome: &OperationOutcome) -> Self {
+        let OperationOutcome { decision, charged, .. } = *outcome;
+        Self { decision, charged, own: outcome.displayed() }
     }
 }
 
@@ -294,30 +301,28 @@ pub(super) fn charged_counter(limit: &Limit, hits: u64, now: Timestamp) -> Count
 /// the counter of the check at an index, and returns whether the counter is stored.
 pub fn decide_set(
     checks: &[Check<'_>],
-    refused: impl FnOnce(&[Decision]) -> bool,
-    mut each: impl FnMut(usize, &CounterOperation) -> (Decision, bool),
+    refused: impl FnOnce(&[CheckDecision]) -> bool,
+    mut each: impl FnMut(usize, &CounterOperation) -> (CheckDecision, bool),
 ) -> Decisions {
-    let mut decisions = SmallVec::<[Decision; 2]>::new();
-    let mut charged = SmallVec::<[u64; 2]>::new();
+    let mut decisions = Decisions::new();
     let mut are_stored = SmallVec::<[bool; 2]>::new();
     for (index, check) in checks.iter().enumerate() {
-        let (decision, stored) = each(index, &CounterOperation::Decide(check.operation));
+        let (decision, is_stored) = each(index, &CounterOperation::Decide(check.operation));
         let hits = check.limit.charged(check.operation, decision.verdict.passes());
-        charged.push(if stored { hits } else { 0 });
-        decisions.push(decision);
-        are_stored.push(stored);
+        decisions.push(CheckDecision { charged: if is_stored { hits } else { 0 }, ..decision });
+        are_stored.push(is_stored);
     }
     if checks.len() > 1 && refused(&decisions) {
         // Newest first, so that two charges to one counter are undone in reverse order.
-        for (index, decision) in decisions.iter_mut().enumerate().rev() {
+        for (index, CheckDecision { decision, charged, .. }) in decisions.iter_mut().enumerate().rev() {
             if checks[index].on_refusal == OnRefusal::TakeBack
                 && let Some(receipt) = decision.receipt.take()
             {
-                charged[index] = 0;
+                *charged = 0;
                 each(index, &CounterOperation::Undo(receipt));
             }
         }
-        for (index, decision) in decisions.iter_mut().enumerate() {
+        for (index, CheckDecision { decision, .. }) in decisions.iter_mut().enumerate() {
             // A counter without memory has nothing left.
             let has_memory = decision.verdict.passes() || are_stored[index];
             if has_memory && checks[index].on_refusal == OnRefusal::TakeBack {
@@ -326,7 +331,7 @@ pub fn decide_set(
             }
         }
     }
-    Decisions::new(decisions, charged)
+    decisions
 }
 
 /// Decides an operation with `leased` hits counted as charged now.

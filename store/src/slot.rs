@@ -1,11 +1,8 @@
 //! Slots: the partitions of the key space that are assigned to replicas; and maps by key, of one slot or of several.
 
-use std::{
-    collections::HashMap,
-    hash::{BuildHasherDefault, Hasher},
-    ops::RangeInclusive,
-};
+use std::{collections::HashMap, ops::RangeInclusive};
 
+use rustc_hash::FxBuildHasher;
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{descriptor::Key, packed_counter::PackedCounter};
 
@@ -49,29 +46,10 @@ impl Slot {
 /// A map by key.
 pub(super) type ByKey<T> = HashMap<Key, T, KeyHash>;
 
-/// Makes hashers of keys.
-pub type KeyHash = BuildHasherDefault<KeyHasher>;
+/// Makes hashers of keys. A fast one suffices: keys are hashes with a secret already.
+pub type KeyHash = FxBuildHasher;
 
-/// An identity hasher: keys are hashes already.
-#[derive(Debug, Default)]
-pub struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-
-    /// Unused: a [`Key`] hashes as one number.
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-}
+const _: () = assert!(size_of::<Option<PackedCounter>>() == size_of::<PackedCounter>());
 
 /// Data that takes too much memory is cut by this fraction at a time.
 pub(crate) const CUT_DIVISOR: usize = 16;

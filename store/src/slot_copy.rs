@@ -1,83 +1,25 @@
 //! Slots as snapshots hold them, and copies of slots: taken under the lock of a slot, and encoded after it.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 use tollgate_counter::{
-    algorithm::{Counter, Granted, HitRate, Limit},
-    descriptor::Key,
-    packed_counter::{DecodeClock, Now, PackedCounter},
+    packed_counter::{DecodeClock, DecodeError},
     time::Timestamp,
 };
 
-use crate::{Slot, SlotData, SlotDecodeError, operation::charge_used};
+use crate::{Slot, SlotData};
 
-/// A copy of one slot.
-#[derive(Debug)]
-pub struct SlotSnapshot {
-    // What is not in `counters`.
-    pub(super) rest: StoredSlot,
-    // With the lower halves of their keys. A list and not a map, because a caller may wait for the lock meanwhile.
-    pub(super) counters: Vec<(u64, PackedCounter)>,
-    // What is granted of the counters, with their limits.
-    pub(super) granted: Vec<(Key, Limit, Granted)>,
-    // The number of all slots.
-    pub(super) slots: usize,
-}
+/// A copy of one slot for a snapshot. Called with the instant of the snapshot, it puts together what was copied under
+/// the lock of the slot.
+pub type SlotCopy = Box<dyn FnOnce(Timestamp) -> StoredSlot + Send>;
 
 /// An encoded copy of one slot.
 pub type EncodedSlot = StoredSlot<Vec<u8>>;
 
 impl EncodedSlot {
     /// Decodes the data by this clock.
-    pub fn decode(self, clock: impl Into<DecodeClock>) -> Result<StoredSlot, SlotDecodeError> {
+    pub fn decode(self, clock: impl Into<DecodeClock>) -> Result<StoredSlot, DecodeError> {
         let Self { slot, epoch, seq, data } = self;
         Ok(StoredSlot { slot, epoch, seq, data: SlotData::decode(&data, clock)? })
-    }
-}
-
-impl SlotSnapshot {
-    /// Charges hits that are granted, because nothing is known about its use after a restart.
-    fn charge_granted(&mut self, now: Timestamp) {
-        let granted = std::mem::take(&mut self.granted);
-        if granted.is_empty() {
-            return;
-        }
-        let places: BTreeMap<u64, usize> =
-            (0..).zip(&self.counters).map(|(at, (low, _))| (*low, at)).collect();
-        for (key, limit, Granted { rate, hits }) in granted {
-            let charge = |counter: &mut Counter| {
-                limit.keep_debt(counter, rate, HitRate::default(), now);
-                charge_used(&limit, counter, hits, now)
-            };
-            match places.get(&key.low()) {
-                Some(place) => {
-                    self.counters[*place].1.change(&limit, Now { now, given_up: None }, charge);
-                }
-                None => {
-                    let (_, packed) = PackedCounter::first(&limit, now, charge);
-                    self.counters.extend(packed.map(|packed| (key.low(), packed)));
-                }
-            }
-        }
-    }
-
-    /// Encodes what is not idle; `None` if there is nothing.
-    pub fn encode(mut self, now: Timestamp) -> Option<EncodedSlot> {
-        self.charge_granted(now);
-        let StoredSlot { slot, epoch, seq, data } = self.rest;
-        let data = data.without_idle(now);
-        if data.is_empty() && self.counters.iter().all(|(_, packed)| packed.idle_at() <= now) {
-            return None;
-        }
-        let counters = self.counters.iter().map(|(low, packed)| (slot.key(self.slots, *low), packed));
-        Some(EncodedSlot { slot, epoch, seq, data: data.encode_with(counters, now) })
-    }
-}
-
-impl From<StoredSlot> for SlotSnapshot {
-    fn from(stored: StoredSlot) -> Self {
-        Self { rest: stored, counters: Vec::new(), granted: Vec::new(), slots: 0 }
     }
 }
 
@@ -110,16 +52,13 @@ pub struct StoredSlot<D = SlotData> {
     pub data: D,
 }
 
-/// Where a snapshot takes the counters of a slot from.
-#[derive(Clone, Debug)]
-pub enum SlotSource {
-    /// The memory.
-    Memory {
-        /// The epoch of the slot's owner.
-        epoch: Epoch,
-    },
-    /// A copy that is retained for an owner that is gone.
-    Copy(Box<StoredSlot>),
+impl StoredSlot {
+    /// Encodes what is not idle; `None` if there is nothing.
+    pub fn encode(self, now: Timestamp) -> Option<EncodedSlot> {
+        let Self { slot, epoch, seq, data } = self;
+        let data = data.without_idle(now);
+        (!data.is_empty()).then(|| EncodedSlot { slot, epoch, seq, data: data.encode(now) })
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,6 @@
 //! Slot data: the content of a slot during a hand-off, or as a copy.
 
-use std::{
-    cmp::Reverse,
-    collections::{HashSet, hash_map::Entry},
-    hash::BuildHasherDefault,
-    sync::Arc,
-};
+use std::{cmp::Reverse, sync::Arc};
 
 use tollgate_counter::{
     algorithm::{Counter, Granted, HitRate, Limit, Operation},
@@ -20,7 +15,7 @@ use crate::{
     held_counter::HeldCounter,
     holds::Holds,
     side_data::{CounterUsage, OwnLimit, SideData},
-    slot::{ByKey, CUT_DIVISOR, KeyHasher, bytes_of_map},
+    slot::{ByKey, CUT_DIVISOR, bytes_of_map},
     table::SlotTable,
 };
 
@@ -29,7 +24,6 @@ mod consumption;
 #[cfg(test)]
 mod testing;
 
-pub use codec::SlotDecodeError;
 pub use consumption::Consumption;
 pub(super) use consumption::HeldConsumption;
 
@@ -37,9 +31,8 @@ pub(super) use consumption::HeldConsumption;
 #[derive(Clone, Debug, Default)]
 pub struct SlotData {
     extent: SlotDataExtent,
-    counters: ByKey<PackedCounter>,
-    // Keys whose counter was removed or is idle.
-    removed: HashSet<Key, BuildHasherDefault<KeyHasher>>,
+    // `None` for keys whose counter was removed or is idle; only if the data covers some counters.
+    counters: ByKey<Option<PackedCounter>>,
     pub(super) side_data: ByKey<Box<SideData>>,
     // The lead of the sender's clock: some instants may be ahead of it.
     pub(super) lead: Option<Lead>,
@@ -75,7 +68,7 @@ impl SlotData {
         // A map that grows would move the counters several times. A table is at most 3/4 full.
         let (fewest, buckets) = counters.size_hint();
         data.counters.reserve(fewest.max(buckets.unwrap_or_default() / 4 * 3));
-        data.counters.extend(counters);
+        data.counters.extend(counters.map(|(key, packed)| (key, Some(packed))));
         data
     }
 
@@ -84,22 +77,12 @@ impl SlotData {
         cells: impl Iterator<Item = (Key, Option<PackedCounter>)>,
         side_data: ByKey<Box<SideData>>,
     ) -> Self {
-        let mut data = Self { side_data, ..Self::default() };
-        for (key, packed) in cells {
-            match packed {
-                Some(packed) => {
-                    data.counters.insert(key, packed);
-                }
-                None => {
-                    data.removed.insert(key);
-                }
-            }
-        }
-        data
+        Self { counters: cells.collect(), side_data, ..Self::default() }
     }
 
     pub(super) fn into_parts(self) -> (SlotTable, ByKey<Box<SideData>>) {
-        (SlotTable::from_counters(self.counters.into_iter()), self.side_data)
+        let (len, (counters, side_data)) = (self.counters.len(), self.into_counters());
+        (SlotTable::from_counters(len, counters), side_data)
     }
 
     /// Pending usage: what `counter` has counted of `limit`, for the counter of `key`.
@@ -119,7 +102,7 @@ impl SlotData {
     /// Charges hits that are granted of the counter of `key`, and ends what is granted of its rate.
     pub fn charge_granted(&mut self, key: Key, limit: &Limit, granted: Granted, now: Timestamp) {
         let Granted { rate, hits } = granted;
-        if let Some(packed) = self.counters.get_mut(&key).filter(|_| rate != HitRate::default()) {
+        if let Some(Some(packed)) = self.counters.get_mut(&key).filter(|_| rate != HitRate::default()) {
             packed.change(limit, Now { now, given_up: None }, |counter| {
                 limit.keep_debt(counter, rate, HitRate::default(), now);
                 limit.decide(counter, now, Operation::Peek)
@@ -134,12 +117,13 @@ impl SlotData {
 
     /// The number of counters, including unknown records.
     pub fn len(&self) -> usize {
-        self.counters.len() + self.side_data.values().map(|each| each.unknown.len()).sum::<usize>()
+        let unknown: usize = self.side_data.values().map(|each| each.unknown.len()).sum();
+        self.counters.values().flatten().count() + unknown
     }
 
     /// Whether there is nothing in the data.
     pub fn is_empty(&self) -> bool {
-        self.counters.is_empty() && self.side_data.is_empty() && self.removed.is_empty()
+        self.counters.is_empty() && self.side_data.is_empty()
     }
 
     /// The data with the current lead of the store.
@@ -158,28 +142,20 @@ impl SlotData {
                 return self.account();
             }
         }
-        for key in &changes.removed {
-            self.counters.remove(key);
-        }
-        for key in changes.counters.keys().chain(changes.side_data.keys()).chain(&changes.removed) {
-            self.removed.remove(key);
-            if !changes.side_data.contains_key(key) {
-                self.side_data.remove(key);
-            }
-        }
         for (key, later) in changes.counters {
-            match self.counters.entry(key) {
-                Entry::Occupied(mut counter) => {
-                    let earlier = std::mem::replace(counter.get_mut(), PackedCounter::TAKEN);
-                    *counter.get_mut() = later.after(earlier);
-                }
-                Entry::Vacant(place) => {
-                    place.insert(later);
-                }
+            if !changes.side_data.contains_key(&key) {
+                self.side_data.remove(&key);
+            }
+            let later = match (later, self.counters.remove(&key).flatten()) {
+                (Some(later), Some(earlier)) => Some(later.after(earlier)),
+                (later, _) => later,
+            };
+            if later.is_some() || self.extent == SlotDataExtent::Some {
+                self.counters.insert(key, later);
             }
         }
         for (key, mut later) in changes.side_data {
-            if let Some(packed) = self.counters.get(&key) {
+            if let Some(packed) = self.counter(key) {
                 later.place_in(packed);
             }
             if let Some(earlier) = self.side_data.remove(&key) {
@@ -193,15 +169,15 @@ impl SlotData {
             (Some(one), Some(other)) => Some(one.and(other)),
             (one, other) => one.or(other),
         };
-        if self.extent == SlotDataExtent::Some {
-            self.removed.extend(changes.removed);
-        }
         self.account();
     }
 
     /// Whether this copy has what these changes leave out.
     pub(super) fn can_be_followed_by(&self, changes: &Self) -> bool {
-        changes.counters.iter().all(|(key, packed)| packed.can_follow(self.counters.get(key)))
+        let can_follow = |(key, later): (&Key, &Option<PackedCounter>)| {
+            later.as_ref().is_none_or(|later| later.can_follow(self.counter(*key)))
+        };
+        changes.counters.iter().all(can_follow)
     }
 
     /// The data with so few counters that it takes at most `bytes_max` bytes, if that is possible, and how many are
@@ -212,7 +188,9 @@ impl SlotData {
         }
         let all = self.counters.len();
         let mut counters: Vec<_> = std::mem::take(&mut self.counters).into_iter().collect();
-        let cost = |packed: &PackedCounter| packed.eviction_cost(now).map_or(u16::MAX, u16::from);
+        let cost = |packed: &Option<PackedCounter>| {
+            packed.as_ref().and_then(|packed| packed.eviction_cost(now)).map_or(u16::MAX, u16::from)
+        };
         counters.sort_by_cached_key(|(_, packed)| Reverse(cost(packed)));
         loop {
             self.counters = counters.iter().cloned().collect();
@@ -235,11 +213,12 @@ impl SlotData {
         let mut added = 0;
         let mut replaced_heap = 0;
         for (key, later) in &changes.counters {
-            match self.counters.get(key) {
+            match (self.counters.get(key), later) {
                 // What has not changed stays.
-                Some(_) if later.is_partial() => {}
-                Some(packed) => replaced_heap += packed.heap_bytes(),
-                None => added += 1,
+                (Some(_), Some(later)) if later.is_partial() => {}
+                (Some(packed), _) => replaced_heap += packed.as_ref().map_or(0, PackedCounter::heap_bytes),
+                (None, Some(_)) => added += 1,
+                (None, None) => {}
             }
         }
         let capacity = self.counters.capacity();
@@ -281,8 +260,10 @@ impl SlotData {
             }
         }
         for (key, packed) in &self.counters {
-            let base = ancestor.counters.get(key);
-            if base != Some(packed) && !held.contains_key(key) {
+            let base = ancestor.counter(*key);
+            if let Some(packed) = packed.as_ref().filter(|packed| base != Some(*packed))
+                && !held.contains_key(key)
+            {
                 let usage = CounterUsage { packed: packed.clone(), base: base.cloned() };
                 pending.entry(*key).or_default().push(usage);
             }
@@ -297,6 +278,11 @@ impl SlotData {
         Consumption { pending, held, own }
     }
 
+    /// The counter of `key`.
+    pub(super) fn counter(&self, key: Key) -> Option<&PackedCounter> {
+        self.counters.get(&key)?.as_ref()
+    }
+
     /// The limit of its own of `key`.
     pub fn own_terms(&self, key: Key, now: Timestamp) -> Option<&OwnTerms> {
         self.side_data.get(&key)?.own_terms(now)
@@ -309,17 +295,14 @@ impl SlotData {
     /// The counter of `key` with its holds.
     fn held_counter(&self, key: Key) -> HeldCounter {
         let side_data = self.holds(key).map(|holds| Box::new(SideData::from_holds(Box::new(holds.clone()))));
-        HeldCounter { packed: self.counters.get(&key).cloned(), side_data }
+        HeldCounter { packed: self.counter(key).cloned(), side_data }
     }
 
     /// The data without idle counters. In a partial copy they become removed keys.
     pub fn without_idle(mut self, now: Timestamp) -> Self {
-        self.counters.retain(|key, packed| {
-            let stays = now < packed.idle_at();
-            if !stays && self.extent == SlotDataExtent::Some {
-                self.removed.insert(*key);
-            }
-            stays
+        self.counters.retain(|_, packed| {
+            packed.take_if(|packed| packed.idle_at() <= now);
+            packed.is_some() || self.extent == SlotDataExtent::Some
         });
         self.side_data.retain(|_, side_data| {
             side_data.pending.retain(|usage| !usage.is_idle(now));
@@ -330,8 +313,8 @@ impl SlotData {
     }
 
     /// The counters and the side data by key.
-    pub(super) fn into_counters(self) -> (ByKey<PackedCounter>, ByKey<Box<SideData>>) {
-        (self.counters, self.side_data)
+    pub(super) fn into_counters(self) -> (impl Iterator<Item = (Key, PackedCounter)>, ByKey<Box<SideData>>) {
+        (self.counters.into_iter().filter_map(|(key, packed)| Some((key, packed?))), self.side_data)
     }
 
     /// The data, counted in `budget`.
@@ -343,15 +326,12 @@ impl SlotData {
 
     /// The memory of the data, in bytes.
     pub(super) fn bytes(&self) -> usize {
-        bytes_of_map(self.counters.capacity())
-            + self.heap_bytes()
-            + self.removed.capacity() * size_of::<Key>()
-            + bytes_of_side_data(&self.side_data)
+        bytes_of_map(self.counters.capacity()) + self.heap_bytes() + bytes_of_side_data(&self.side_data)
     }
 
     /// The bytes that the counters take on the heap.
     pub(super) fn heap_bytes(&self) -> usize {
-        self.counters.values().map(PackedCounter::heap_bytes).sum()
+        self.counters.values().flatten().map(PackedCounter::heap_bytes).sum()
     }
 
     fn account(&mut self) {
@@ -365,9 +345,12 @@ fn bytes_of_side_data(side_data: &ByKey<Box<SideData>>) -> usize {
     capacity + side_data.values().map(|side_data| side_data.size().bytes).sum::<usize>()
 }
 
-/// Compares the content, not the budget.
+/// Compares the content: neither removed keys nor the budget.
 impl PartialEq for SlotData {
     fn eq(&self, other: &Self) -> bool {
-        (&self.counters, &self.side_data) == (&other.counters, &other.side_data)
+        fn present(data: &SlotData) -> ByKey<&PackedCounter> {
+            data.counters.iter().filter_map(|(key, packed)| Some((*key, packed.as_ref()?))).collect()
+        }
+        present(self) == present(other) && self.side_data == other.side_data
     }
 }

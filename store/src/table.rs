@@ -38,10 +38,10 @@ pub(super) struct SlotTable {
 }
 
 impl SlotTable {
-    /// A table of these counters.
-    pub(super) fn from_counters(cells: impl ExactSizeIterator<Item = (Key, PackedCounter)>) -> Self {
-        let mut buckets = HashTable::new(buckets_for(cells.len()));
-        cells.for_each(|(key, packed)| buckets.put(key.low(), packed));
+    /// A table of these counters, at most `len`.
+    pub(super) fn from_counters(len: usize, counters: impl Iterator<Item = (Key, PackedCounter)>) -> Self {
+        let mut buckets = HashTable::new(buckets_for(len));
+        counters.for_each(|(key, packed)| buckets.put(key.low(), packed));
         Self { buckets, ..Self::default() }
     }
 

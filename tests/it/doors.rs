@@ -54,16 +54,16 @@ const DOORS: [(&str, &str); 13] = [
     ),
     (
         "store",
-        "BYTES_MIN Check CheckRole Checks Consumption CounterDetails CounterEvents CounterOperation CounterOutcomes CounterState \
+        "BYTES_MIN Check CheckDecision CheckRole Checks Consumption CounterDetails CounterEvents CounterOperation CounterOutcomes CounterState \
           CounterView Decisions DryRun EncodedSlot Epoch Expired Grants \
           HOLDS_MAX HOLD_ID_BYTES_MAX HOLD_RETENTION HOLD_TTL_DEFAULT HOLD_TTL_MAX HOLD_TTL_MIN \
-          HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds IdMemory KeyHash KeyHasher Lead Leases \
+          HeldCounter HoldId HoldIdTooLong HoldOutcome HoldTerms HoldTtlOutOfBounds KeyHash Lead Leases \
           LimitOrigin LimitPart Memory MemoryReservation NotLocal OnExpiry OnFull OnRefusal OpenHold OpenHolds \
           OWN_LIMIT_TAG OWN_RECORD_MAX OperationOutcome OperationProperties OwnLimitChange OwnLimitOutcome OwnLimitPage \
           OwnLimitPosition \
-          OwnLimitRefusal OwnLimitState OwnTerms Refusal Reserve ReserveError \
-          Room SLOTS SUBSCRIBERS_LISTED_MAX SWEEP_PARTS SWEEP_ROUND SettleOutcome Settled SingleDecision \
-          Slot SlotChanges SlotData SlotDecodeError SlotOwnLimits SlotSnapshot SlotSource StoreStats StoredSlot \
+          OwnLimitRefusal OwnLimitState OwnTerms Refusal Reserve \
+          Room SLOTS SUBSCRIBERS_LISTED_MAX SWEEP_PARTS SWEEP_ROUND SettleOutcome Settled \
+          Slot SlotChanges SlotCopy SlotData SlotOwnLimits StoreStats StoredSlot \
           SubscriberId SubscriberState Subscribers Turn UnknownId UsedHits decide_set divider each_hold_id \
           fuzz id_bytes read_own_limit refuses reserve",
     ),

@@ -16,15 +16,14 @@ use tollgate_cluster::{Cluster, Trust, link};
 use tollgate_counter::{
     algorithm::{Classic, Excess, FixedWindow, Limit, Operation, Window},
     descriptor::{Entry, Key, KeyText, Secret},
-    resilience::{Caller, Overloaded},
+    resilience::{Caller, Overloaded, SharedUse},
     time::{Clock, SECOND},
 };
 use tollgate_remote::{CounterCheck, Remote, RemoteHoldError};
 use tollgate_rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{
     Check, CheckRole, Checks, CounterOperation, CounterOutcomes, HOLD_TTL_MAX, HoldId, HoldOutcome,
-    HoldTerms, IdMemory, LimitOrigin, Memory, OnExpiry, OnFull, OnRefusal, Refusal, SettleOutcome, Settled,
-    UnknownId,
+    HoldTerms, LimitOrigin, Memory, OnExpiry, OnFull, OnRefusal, Refusal, SettleOutcome, Settled, UnknownId,
 };
 
 use crate::{
@@ -260,7 +259,7 @@ async fn forwarded_ids_leave_room_for_callers_of_the_owner() {
     assert!(reserve(&keys[0], &first).await.is_ok(), "a known id is answered as the first time");
 
     let owner = &pair.memories[1];
-    let IdMemory { used, max } = owner.id_memory();
+    let SharedUse { all: used, max, .. } = owner.id_memory(0);
     // An id of a counter without others takes more than is charged to its sender.
     assert!((max / 2..=max * 3 / 4).contains(&used), "{used} of {max}");
     let (now, mut held) = (Clock::system().now(), 0);

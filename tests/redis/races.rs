@@ -201,7 +201,7 @@ async fn own_limits_that_change_under_load_admit_no_more_than_they_allow() {
                     let least = acknowledged[index].load(SeqCst);
                     let counted = passed[index].load(SeqCst);
                     let decided = replica.decide(&[check(*key, &rule, Operation::Charge(1))]).await;
-                    let change = decided.decisions.own(0).unwrap_or(0);
+                    let change = decided.decisions[0].own.unwrap_or(0);
                     let latest = begun[index].load(SeqCst);
                     if decided.decisions[0].verdict.passes() {
                         assert!((least..=latest).contains(&change), "{change} is none of {least}..={latest}");

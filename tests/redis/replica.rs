@@ -82,7 +82,7 @@ impl Replica {
 
     /// Decides one check.
     pub async fn check(&self, key: Key, limit: &Limit, operation: Operation) -> Decision {
-        self.decide(&[check(key, limit, operation)]).await.decisions[0]
+        self.decide(&[check(key, limit, operation)]).await.decisions[0].decision
     }
 
     pub async fn decide(&self, checks: &[Check<'_>]) -> CounterOutcomes {

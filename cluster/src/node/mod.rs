@@ -14,7 +14,7 @@ use std::{sync::Arc, time::Duration};
 use tollgate_counter::{algorithm::Limit, descriptor::Key, time::Timestamp};
 use tollgate_remote::{LocalShare, LocalShareBasis};
 use tollgate_rules::ForwardPolicy;
-use tollgate_store::{Memory, Slot, SlotSource, divider::Dividers};
+use tollgate_store::{Epoch, Memory, Slot, StoredSlot, divider::Dividers};
 
 use crate::{
     Departure, MemberId,
@@ -98,10 +98,14 @@ impl ClusterNode {
         }
     }
 
-    /// Where a snapshot takes the counters of `slot` from: the memory, or the copy here if the owner is gone. Perhaps
-    /// no other member has that copy.
-    pub(crate) fn snapshot_source(&self, slot: Slot) -> SlotSource {
-        self.slots.snapshot_source(slot, &self.members, self.wall)
+    /// The copy here of a slot whose owner is gone, for a snapshot.
+    pub(crate) fn last_copy(&self, slot: Slot) -> Option<StoredSlot> {
+        self.slots.stored_copy(slot, &self.members, self.wall)
+    }
+
+    /// The epoch of this replica as the owner of `slot`; 0 if it is not that.
+    pub(crate) fn epoch(&self, slot: Slot) -> Epoch {
+        self.slots.epoch(slot)
     }
 
     /// Sets the time by which counters are decided during the next inputs. All other instants are monotonic.

@@ -10,7 +10,7 @@ use std::{
 use tollgate_counter::{descriptor::Key, time::Timestamp};
 use tollgate_remote::ReplicaShare;
 use tollgate_store::{
-    Epoch, HoldOutcome, Memory, NotLocal, OperationOutcome, OwnTerms, Slot, SlotData, SlotSource, StoredSlot,
+    Epoch, HoldOutcome, Memory, NotLocal, OperationOutcome, OwnTerms, Slot, SlotData, StoredSlot,
     divider::{Assignments, Dividers, SUBSCRIBERS_LISTED_MAX, SubscriberReport},
 };
 
@@ -101,18 +101,24 @@ impl Slots {
         self.backups.store_newer(slot, copy, now);
     }
 
-    /// Where a snapshot takes the counters of `slot` from.
-    pub(super) fn snapshot_source(&self, slot: Slot, members: &Membership, wall: Timestamp) -> SlotSource {
-        match (self.ownership.local_owner(slot), self.last_copy(slot, members)) {
-            (None, Some(copy)) => {
-                let Version { epoch, seq } = copy.version;
-                let mut data = SlotData::clone(&copy.contents);
-                // Nothing is known about the use of these hits after a restart.
-                copy.grants.charge_to(&mut data, wall);
-                SlotSource::Copy(Box::new(StoredSlot { slot, epoch, seq, data }))
-            }
-            (owner, _) => SlotSource::Memory { epoch: owner.map_or(Epoch::default(), |owner| owner.epoch) },
-        }
+    /// The copy of a slot whose owner is gone, as a snapshot has it.
+    pub(super) fn stored_copy(
+        &self,
+        slot: Slot,
+        members: &Membership,
+        wall: Timestamp,
+    ) -> Option<StoredSlot> {
+        let copy = self.last_copy(slot, members).filter(|_| !self.ownership.owns(slot))?;
+        let Version { epoch, seq } = copy.version;
+        let mut data = SlotData::clone(&copy.contents);
+        // Nothing is known about the use of these hits after a restart.
+        copy.grants.charge_to(&mut data, wall);
+        Some(StoredSlot { slot, epoch, seq, data })
+    }
+
+    /// The epoch of this replica as the owner of `slot`; 0 if it is not that.
+    pub(super) fn epoch(&self, slot: Slot) -> Epoch {
+        self.ownership.local_owner(slot).map_or(Epoch::default(), |owner| owner.epoch)
     }
 
     /// The copy of a slot whose owner is gone.

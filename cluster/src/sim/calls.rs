@@ -9,7 +9,7 @@ use std::{
 };
 
 use tollgate_counter::{
-    algorithm::{Decision, Limit, Operation},
+    algorithm::{Limit, Operation},
     descriptor::Key,
 };
 use tollgate_remote::{
@@ -17,7 +17,7 @@ use tollgate_remote::{
     rounds::{self, CallCounters},
 };
 use tollgate_rules::ForwardPolicy;
-use tollgate_store::{Check, Checks, CounterOperation, HoldTerms, LimitOrigin, OnRefusal};
+use tollgate_store::{Check, CheckDecision, Checks, CounterOperation, HoldTerms, LimitOrigin, OnRefusal};
 
 /// A check of a call.
 #[derive(Clone, Debug)]
@@ -107,7 +107,7 @@ pub(super) fn of_store(checks: &[TestCheck]) -> Checks<'_> {
 }
 
 /// Whether a call with these decisions is refused.
-pub(super) fn refused(decisions: &[Decision]) -> bool {
+pub(super) fn refused(decisions: &[CheckDecision]) -> bool {
     decisions.iter().any(|decision| !decision.verdict.passes())
 }
 

@@ -17,7 +17,7 @@ pub use clock_mapping::LEAD_MAX;
 use monotonic::Monotonic;
 pub use monotonic::Stopwatch;
 use system_clock::SystemClock;
-pub use system_clock::{ClockComparison, ClockReading, ClockStep, FOLLOW_EVERY, Lead};
+pub use system_clock::{ClockReading, ClockStep, FOLLOW_EVERY, Lead};
 pub use timestamp::{SECOND, Timestamp};
 
 /// The start of the year 2500. Windows of years and everything that outlives them end before the last instant, in 2554.
@@ -110,18 +110,11 @@ impl Clock {
         }
     }
 
-    /// Compares a system clock with the wall clock. Pass the result to [`Clock::follow`], every [`FOLLOW_EVERY`].
-    /// `None` for a manual clock.
-    pub fn compare_with_wall(&self) -> Option<ClockComparison> {
-        self.as_system().map(SystemClock::compare_with_wall)
-    }
-
     /// Follows the wall clock: with a step if the wall clock is ahead or more than [`LEAD_MAX`] behind, otherwise by
-    /// running 1 % slower.
-    pub fn follow(&self, comparison: &ClockComparison) {
-        if let Some(clock) = self.as_system() {
-            clock.follow(comparison);
-        }
+    /// running 1 % slower. Call this every [`FOLLOW_EVERY`]. Passes a lead that it gives up to `give_up`, before the
+    /// clock is corrected. Returns the step if it is longer than [`LEAD_MAX`]; `None` for a manual clock.
+    pub fn follow(&self, give_up: impl FnOnce(Lead)) -> Option<ClockStep> {
+        self.as_system()?.follow(give_up)
     }
 
     /// The number of steps forward longer than [`LEAD_MAX`].
@@ -151,9 +144,8 @@ mod tests {
         const DAYS: i64 = 3 * 24 * 3_600 * SECOND as i64;
         let clock = Clock::system();
         let follow = || {
-            let comparison = clock.compare_with_wall().unwrap();
-            clock.follow(&comparison);
-            (comparison.long_step(), clock.wall().since(clock.now()), clock.now().since(clock.wall()))
+            let step = clock.follow(|_| ());
+            (step, clock.wall().since(clock.now()), clock.now().since(clock.wall()))
         };
         let start = clock.now();
         clock.set_wall_ahead(DAYS);

@@ -38,14 +38,6 @@ pub struct ClockReading {
     pub(super) at: Monotonic,
 }
 
-/// What a clock and the wall clock show at one moment.
-#[derive(Clone, Copy, Debug)]
-pub struct ClockComparison {
-    shown: Timestamp,
-    wall: Timestamp,
-    next: ClockMapping,
-}
-
 /// A step of a clock, with its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClockStep {
@@ -82,39 +74,23 @@ impl SystemClock {
         ClockReading { now: mapping.at(at), must_follow, at }
     }
 
-    pub(super) fn follow(&self, comparison: &ClockComparison) {
-        match comparison.long_step() {
-            Some(ClockStep::Forward(_)) => {
-                self.steps_forward.fetch_add(1, Ordering::Relaxed);
-            }
-            Some(ClockStep::Back(_)) => {
-                self.steps_back.fetch_add(1, Ordering::Relaxed);
-            }
-            None => {}
-        }
-        self.mapping.set(comparison.next);
-    }
-
-    pub(super) fn compare_with_wall(&self) -> ClockComparison {
+    pub(super) fn follow(&self, give_up: impl FnOnce(Lead)) -> Option<ClockStep> {
         let mapping = self.mapping.get();
         let at = self.monotonic.now();
-        let wall = self.wall();
-        ClockComparison { shown: mapping.at(at), wall, next: mapping.next(at, wall) }
-    }
-}
-
-impl ClockComparison {
-    /// The step that following takes, if it is longer than [`LEAD_MAX`].
-    pub fn long_step(&self) -> Option<ClockStep> {
-        let ahead = self.shown.since(self.wall);
-        let behind = self.wall.since(self.shown);
-        if ahead > LEAD_MAX {
+        let (shown, wall) = (mapping.at(at), self.wall());
+        let (ahead, behind) = (shown.since(wall), wall.since(shown));
+        let step = if ahead > LEAD_MAX {
+            give_up(Lead { at: wall, until: shown });
+            self.steps_back.fetch_add(1, Ordering::Relaxed);
             Some(ClockStep::Back(ahead))
         } else if behind > LEAD_MAX {
+            self.steps_forward.fetch_add(1, Ordering::Relaxed);
             Some(ClockStep::Forward(behind))
         } else {
             None
-        }
+        };
+        self.mapping.set(mapping.next(at, wall));
+        step
     }
 }
 
@@ -132,12 +108,6 @@ impl Lead {
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self { at: self.at.max(other.at), until: self.until.max(other.until) }
-    }
-
-    /// The lead that a clock gives up when it follows the wall clock.
-    pub fn given_up(comparison: &ClockComparison) -> Option<Self> {
-        let is_given_up = matches!(comparison.long_step(), Some(ClockStep::Back(_)));
-        is_given_up.then_some(Self { at: comparison.wall, until: comparison.shown })
     }
 }
 

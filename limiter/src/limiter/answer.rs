@@ -8,7 +8,7 @@ use tollgate_counter::{
     resilience::Overloaded,
 };
 use tollgate_rules::{DisplayedLimit, Rule, Unit};
-use tollgate_store::{CheckRole, Decisions, OwnTerms, Refusal};
+use tollgate_store::{CheckDecision, CheckRole, OwnTerms, Refusal};
 
 use crate::limiter::{
     Override,
@@ -179,7 +179,7 @@ pub fn refuses<R>(
     modes: Modes,
     applied: &[AppliedLimit<'_>],
     deciding: &[usize],
-    decisions: &[Decision<R>],
+    decisions: &[CheckDecision<R>],
 ) -> bool {
     let roles = deciding.iter().map(|index| in_modes(modes, applied[*index].role()));
     tollgate_store::refuses(roles, decisions, || do_quotas_refuse(modes, applied))
@@ -237,7 +237,7 @@ impl<'s> SingleAnswer<'s> {
         modes: Modes,
         role: CheckRole,
         status: Status<'s>,
-        decision: &Decision<R>,
+        decision: &CheckDecision<R>,
     ) -> Self {
         let refused = tollgate_store::refuses([in_modes(modes, role)], slice::from_ref(decision), || true);
         let mut answer = Self::new(modes, refused, [status]);
@@ -265,16 +265,15 @@ impl<'s> Answer<'s> {
         modes: Modes,
         applied: &[AppliedLimit<'s>],
         set: &CheckSet<'_>,
-        decisions: &Decisions,
+        decisions: &[CheckDecision],
     ) -> Self {
         let refused = refuses(modes, applied, set.deciding(), decisions);
         let mut answer = Self::new(modes, refused, applied.iter().map(Status::from_applied).collect());
-        for (check, (index, decision)) in set.deciding().iter().zip(&**decisions).enumerate() {
+        for (index, decision) in set.deciding().iter().zip(decisions) {
             answer.decide(*index, decision, refused);
             let status = &mut answer.statuses[*index];
-            let own = decisions.own(check);
-            *status = status.with_own(own);
-            if own.is_none() && applied[*index].looked_up().is_some_and(LookedUp::is_unlimited) {
+            *status = status.with_own(decision.own);
+            if decision.own.is_none() && applied[*index].looked_up().is_some_and(LookedUp::is_unlimited) {
                 status.remaining = u64::MAX;
             }
         }

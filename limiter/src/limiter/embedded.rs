@@ -10,7 +10,7 @@ use tollgate_counter::{
     time::{Clock, ClockReading},
 };
 use tollgate_rules::{ActiveRules, Problems, Rules};
-use tollgate_store::{HoldId, HoldTerms, Lead, Memory, OnExpiry, OnFull, Settled};
+use tollgate_store::{HoldId, HoldTerms, Memory, OnExpiry, OnFull, Settled};
 
 use crate::limiter::{
     AnswerOf, Descriptor, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError, Request, RequestError,
@@ -112,12 +112,7 @@ impl Limiter {
     /// Follows the wall clock, and reads the clock.
     #[cold]
     pub(super) fn follow_wall(&self) -> ClockReading {
-        if let Some(comparison) = self.clock.compare_with_wall() {
-            if let Some(lead) = Lead::given_up(&comparison) {
-                self.memory.give_up_lead(lead);
-            }
-            self.clock.follow(&comparison);
-        }
+        self.clock.follow(|lead| self.memory.give_up_lead(lead));
         self.clock.read()
     }
 

@@ -9,7 +9,7 @@ use tollgate_counter::{
 use tollgate_remote::{Remote, RemoteExtent};
 use tollgate_rules::{DisplayedLimit, KeyedDomain, LevelTrace, Rule, StoredTerms, Unit};
 use tollgate_store::{
-    Check, Checks, CounterOperation, CounterState, Decisions, DryRun, HoldOutcome, OnRefusal,
+    Check, CheckDecision, Checks, CounterOperation, CounterState, Decisions, DryRun, HoldOutcome, OnRefusal,
     OperationOutcome, OwnLimitChange, OwnLimitOutcome, OwnLimitPage, OwnLimitPosition, OwnLimitState,
     OwnTerms, Refusal, Slot, SlotOwnLimits,
 };
@@ -167,7 +167,7 @@ impl ActiveView<'_> {
         let checked = |index: usize| {
             let Check { key, limit, origin, .. } = set.checks[index];
             let before = dry_run.before[index].clone();
-            let decision = dry_run.decisions[index];
+            let decision = dry_run.decisions[index].decision;
             let limit = origin.replaced_by(before.own_terms()).map_or(limit, |own| &own.limit).clone();
             CheckExplanation { key, limit, before, decision }
         };
@@ -350,7 +350,7 @@ impl ActiveView<'_> {
 
     async fn dry_run(&self, checks: &Checks<'_>, refusal: Refusal) -> Result<DryRun, LimiterError> {
         let memory = &self.limiter.memory;
-        let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
+        let refused = |decisions: &[CheckDecision]| refusal.is_refused(decisions);
         let Some(remote) = &self.limiter.remote else {
             return Ok(memory.dry_run(checks, self.now(), refused));
         };
@@ -391,9 +391,9 @@ fn unreachable(remote: &Remote) -> NoCounter {
 fn predict<'c>(
     checks: &[Check<'c>],
     before: &'c [CounterState],
-    refused: impl FnOnce(&[Decision]) -> bool,
+    refused: impl FnOnce(&[CheckDecision]) -> bool,
 ) -> Decisions {
-    let mut each: SmallVec<[Decision; 2]> = SmallVec::new();
+    let mut decisions = Decisions::new();
     let by_own = |(check, before): (&Check<'c>, &'c CounterState)| {
         let limit = check.origin.replaced_by(before.own_terms()).map_or(check.limit, |own| &own.limit);
         Check { limit, ..*check }
@@ -403,30 +403,27 @@ fn predict<'c>(
         let mut peek = before[index].peek;
         // Two checks of one counter charge it twice.
         if let Some(earlier) = checks[..index].iter().rposition(|earlier| earlier.key == check.key) {
-            peek.remaining = each[earlier].remaining;
+            peek.remaining = decisions[earlier].remaining;
         }
         let decision = predict_one(check, &peek);
         let own = check.origin.replaced_by(before[index].own_terms());
-        let is_unlimited = own.is_some_and(OwnTerms::is_unlimited);
-        each.push(if is_unlimited { peek } else { decision });
+        let decision = if own.is_some_and(OwnTerms::is_unlimited) { peek } else { decision };
+        decisions.push(CheckDecision { decision, charged: 0, own: own.map(|own| own.requests_per_unit) });
     }
-    let is_refused = checks.len() > 1 && refused(&each);
-    let charged = checks.iter().zip(&mut each).zip(before).map(|((check, decision), before)| {
+    let is_refused = checks.len() > 1 && refused(&decisions);
+    for ((check, CheckDecision { decision, charged, .. }), before) in
+        checks.iter().zip(&mut decisions).zip(before)
+    {
         let passes = decision.verdict.passes();
         let is_taken_back =
             check.on_refusal == OnRefusal::TakeBack && check.operation.is_taken_back(before.peek.remaining);
         if is_refused && passes && is_taken_back {
             decision.remaining = before.peek.remaining;
-            return 0;
+        } else {
+            *charged = check.limit.charged(check.operation, passes);
         }
-        check.limit.charged(check.operation, passes)
-    });
-    let charged = charged.collect();
-    let own = checks
-        .iter()
-        .zip(before)
-        .map(|(check, before)| check.origin.replaced_by(before.own_terms()).map(|own| own.requests_per_unit));
-    Decisions::new(each, charged).with_own(own)
+    }
+    decisions
 }
 
 fn predict_one(check: &Check<'_>, peek: &Decision) -> Decision {

@@ -6,7 +6,7 @@ use tollgate_counter::{
     metrics::{MetricCounter, TopKeys},
 };
 use tollgate_rules::{DecisionStats, Domain, KeyedDomain, Match, RuleEvent};
-use tollgate_store::{Check, Decisions};
+use tollgate_store::{Check, CheckDecision};
 
 use crate::limiter::{
     Answer, Descriptor, Examples, Request, Status,
@@ -49,19 +49,15 @@ impl LimiterMetrics {
         request: &Request<'_>,
         applied: &[AppliedLimit<'_>],
         set: &CheckSet<'_>,
-        decisions: &Decisions,
+        decisions: &[CheckDecision],
         answer: &Answer<'_>,
     ) {
         self.count_shadow_pass(answer.passes_in_shadow);
-        let checks = set.checks.iter().zip(&**decisions).zip(decisions.charged());
+        let checks = set.checks.iter().zip(decisions);
         let mut decided = set.deciding().iter().zip(checks).peekable();
         for (index, (applied, descriptor)) in applied.iter().zip(&request.descriptors).enumerate() {
             let check = decided.next_if(|(decided, _)| **decided == index);
-            let checked = check.map(|(_, ((check, decision), charged))| CheckOutcome {
-                check,
-                decision,
-                charged: *charged,
-            });
+            let checked = check.map(|(_, (check, decision))| CheckOutcome { check, decision });
             self.count_descriptor(&domain, descriptor, applied, checked, &answer.statuses[index]);
         }
     }
@@ -108,7 +104,7 @@ impl LimiterMetrics {
         &self,
         domain: &Domain,
         entries: impl FnOnce() -> E,
-        CheckOutcome { check, decision, charged }: CheckOutcome<'_, R>,
+        CheckOutcome { check, decision }: CheckOutcome<'_, R>,
         status: &Status<'_>,
     ) -> RuleEvent {
         // A peek at an exhausted counter is not a denial.
@@ -117,8 +113,8 @@ impl LimiterMetrics {
         }
         RuleEvent {
             over_limit: !status.passes,
-            charged,
-            near_limit: near_limit(check, decision, charged),
+            charged: decision.charged,
+            near_limit: near_limit(check, decision, decision.charged),
             shadow_denied: status.refused_in_shadow,
             candidate_denied: status.candidate_refuses,
         }
@@ -146,11 +142,10 @@ impl LimiterMetrics {
     }
 }
 
-/// A check, its decision, and the hits charged.
+/// A check and its decision.
 pub(super) struct CheckOutcome<'a, R> {
     pub(super) check: &'a Check<'a>,
-    pub(super) decision: &'a Decision<R>,
-    pub(super) charged: u64,
+    pub(super) decision: &'a CheckDecision<R>,
 }
 
 /// Of the hits charged, those beyond 80 % of the limit.

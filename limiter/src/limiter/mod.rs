@@ -7,13 +7,10 @@ use arc_swap::Guard;
 use check_set::{AppliedLimit, CheckSet, applied_limits};
 use limit_source::{CacheHits, LimitSource};
 use metrics::CheckOutcome;
-use tollgate_counter::{
-    algorithm::Decision,
-    time::{Clock, ClockReading, Timestamp},
-};
+use tollgate_counter::time::{Clock, ClockReading, Timestamp};
 use tollgate_remote::{Remote, RemoteExtent};
 use tollgate_rules::{ActiveRules, KeyedDomain, KeyedRules};
-use tollgate_store::{Decisions, Memory, SingleDecision};
+use tollgate_store::{CheckDecision, Memory};
 #[cfg(feature = "limits")]
 use {
     tollgate_counter::{algorithm::Limit, descriptor::Entry},
@@ -266,16 +263,15 @@ impl ActiveView<'_> {
             return Ok(None);
         }
         let Some(check) = applied.check(domain, descriptor) else { return Ok(None) };
-        let Ok(decided) = self.limiter.memory.apply_single(&check, self.now()) else {
+        let Ok(decision) = self.limiter.memory.apply_single(&check, self.now()) else {
             self.require_elsewhere()?;
             let set = CheckSet::single(check);
             let plan = Plan::new(self, request, slice::from_ref(&applied), &set, None);
             return Ok(Some(AnswerOrPlan::Plan(plan)));
         };
-        let SingleDecision { decision, charged, own } = decided;
-        let status = Status::from_applied(&applied).with_own(own);
+        let status = Status::from_applied(&applied).with_own(decision.own);
         let answer = SingleAnswer::from_decision(self.limiter.modes, applied.role(), status, &decision);
-        let checked = CheckOutcome { check: &check, decision: &decision, charged };
+        let checked = CheckOutcome { check: &check, decision: &decision };
         let metrics = &self.limiter.metrics;
         metrics.count_shadow_pass(answer.passes_in_shadow);
         metrics.count_descriptor(&domain, descriptor, &applied, Some(checked), &answer.statuses[0]);
@@ -322,7 +318,7 @@ impl ActiveView<'_> {
         if self.is_tried_here(request) {
             let modes = self.limiter.modes;
             let refused =
-                |decisions: &[Decision]| answer::refuses(modes, &applied, set.deciding(), decisions);
+                |decisions: &[CheckDecision]| answer::refuses(modes, &applied, set.deciding(), decisions);
             if let Ok(decisions) = self.limiter.memory.apply(&set.checks, self.now(), refused) {
                 let answer = self.recorded_answer(domain, request, &applied, &set, &decisions, &[]);
                 return Ok(AnswerOrPlan::Answer(answer));
@@ -364,7 +360,7 @@ impl ActiveView<'_> {
         request: &Request<'_>,
         applied: &[AppliedLimit<'s>],
         set: &CheckSet<'_>,
-        decisions: &Decisions,
+        decisions: &[CheckDecision],
         degraded: &[bool],
     ) -> Answer<'s> {
         let mut answer = Answer::fold(self.limiter.modes, applied, set, decisions);

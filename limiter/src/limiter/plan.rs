@@ -4,10 +4,10 @@ use std::{borrow::Cow, mem, sync::Arc, time::Duration};
 
 use arc_swap::Guard;
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::Decision, resilience::Caller, time::ClockReading};
+use tollgate_counter::{resilience::Caller, time::ClockReading};
 use tollgate_remote::{CounterCheck, CounterChecks, Remote, refund_operations};
 use tollgate_rules::{KeyedRules, MatchPosition};
-use tollgate_store::{Checks, CounterOutcomes, Refusal, UnknownId};
+use tollgate_store::{CheckDecision, Checks, CounterOutcomes, Refusal, UnknownId};
 
 use crate::limiter::{
     ActiveView, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError, Override, Request, answer,
@@ -170,7 +170,7 @@ impl Plan {
                 view.hold_here(hold, &checks, refusal, caller).map(Some)
             }
             None if self.request.with(|request| view.is_tried_here(request)) => {
-                let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
+                let refused = |decisions: &[CheckDecision]| refusal.is_refused(decisions);
                 match limiter.memory.apply(&checks, view.now(), refused) {
                     Ok(decisions) => Ok(Some(decisions.into())),
                     Err(_elsewhere) => {

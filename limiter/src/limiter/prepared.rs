@@ -8,7 +8,7 @@ use tollgate_counter::{
     descriptor::{Entry, Key},
 };
 use tollgate_rules::{KeyedRules, Match, OpenMatch};
-use tollgate_store::{Check, LimitOrigin, OnRefusal, SingleDecision};
+use tollgate_store::{Check, LimitOrigin, OnRefusal};
 
 use crate::limiter::{
     CheckError, Checked, Limiter, LimiterError, Status, answer::SingleAnswer, check_set::role_of,
@@ -122,15 +122,15 @@ impl<const OPEN: usize> PreparedDescriptor<OPEN> {
         // No other check refuses the call.
         let check = Check { key, limit, operation, on_refusal: OnRefusal::Keep, origin: LimitOrigin::Rule };
         let decided = memory.apply_single(&check, self.limiter.read_clock().now);
-        let SingleDecision { decision, charged, own } = decided.map_err(|_| LimiterError::Remote)?;
+        let decision = decided.map_err(|_| LimiterError::Remote)?;
         let answer = SingleAnswer::from_decision(
             *modes,
             role_of(matched.rule),
-            Status::for_rule(matched.rule).with_own(own),
+            Status::for_rule(matched.rule).with_own(decision.own),
             &decision,
         );
         metrics.count_shadow_pass(answer.passes_in_shadow);
-        let checked = CheckOutcome { check: &check, decision: &decision, charged };
+        let checked = CheckOutcome { check: &check, decision: &decision };
         let outcome =
             metrics.outcome(&matched.domain, || self.text.entries(values), checked, &answer.statuses[0]);
         if let Some(stats) = &matched.rule.stats {

@@ -1,12 +1,12 @@
 //! Reservations: all limits of a request are held, and settled when it is known how many hits were used.
 
-use tollgate_counter::{algorithm::Decision, resilience::Caller};
+use tollgate_counter::resilience::Caller;
 use tollgate_remote::{
     CounterCheck, RemoteOutcome, RemoteOutcomes, SentId, refund_operations, refunded, settle_operations,
     settled,
 };
 use tollgate_rules::KeyedDomain;
-use tollgate_store::{Checks, CounterOutcomes, HoldTerms, Refusal, ReserveError, UnknownId};
+use tollgate_store::{CheckDecision, Checks, CounterOutcomes, HoldTerms, Refusal, UnknownId};
 
 use crate::limiter::{
     ActiveView, AnswerOrPlan, HeldAnswer, HoldError, HoldRequest, LimiterError, Plan, Request, answer,
@@ -121,14 +121,14 @@ impl ActiveView<'_> {
         if self.limiter.has_no_counters() {
             return Ok(None);
         }
-        let refused = |decisions: &[Decision]| refusal.is_refused(decisions);
+        let refused = |decisions: &[CheckDecision]| refusal.is_refused(decisions);
         match self.limiter.memory.reserve(checks, terms, self.now(), refused) {
-            Ok(reserved) => Ok(Some(reserved)),
-            Err(ReserveError::NotLocal(_)) => {
+            Ok(Some(reserved)) => Ok(Some(reserved)),
+            Ok(None) => Err(HoldError::Exhausted),
+            Err(_) => {
                 self.require_elsewhere()?;
                 Ok(None)
             }
-            Err(ReserveError::Exhausted) => Err(HoldError::Exhausted),
         }
     }
 
@@ -152,7 +152,7 @@ impl ActiveView<'_> {
             return Ok(None);
         }
         let memory = &self.limiter.memory;
-        let sent = SentId::new(caller, checks, hold.id(), memory.id_memory(), self.now());
+        let sent = SentId::new(caller, checks, hold.id(), memory, self.now());
         // A settlement is never refused: an unknown id is forgotten instead.
         if !sent.is_allowed() && !matches!(hold, HoldRequest::Settle(_)) {
             memory.count_exhausted();

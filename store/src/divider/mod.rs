@@ -79,6 +79,16 @@ enum Way {
     Slices(Slices),
 }
 
+/// Evaluates an expression for the subscribers of either way.
+macro_rules! each_way {
+    ($way:expr, $subscribers:ident => $expression:expr) => {
+        match $way {
+            Way::Shares($subscribers) => $expression,
+            Way::Slices($subscribers) => $expression,
+        }
+    };
+}
+
 impl Way {
     fn new(limit: &Limit, learns_until: Timestamp, now: Timestamp) -> Self {
         match limit.hit_rate() {
@@ -147,26 +157,17 @@ impl Divider {
 
     /// The number of subscribers.
     pub fn len(&self) -> usize {
-        match &self.way {
-            Way::Shares(shares) => shares.roster().len(),
-            Way::Slices(slices) => slices.roster().len(),
-        }
+        each_way!(&self.way, divided => divided.each.len())
     }
 
     /// The memory of the subscribers, in bytes.
     pub(super) fn heap_bytes(&self) -> usize {
-        match &self.way {
-            Way::Shares(shares) => shares.roster().bytes(),
-            Way::Slices(slices) => slices.roster().bytes(),
-        }
+        each_way!(&self.way, divided => divided.each.bytes())
     }
 
     /// Whether there is a place for a subscriber, in the share of its caller.
     pub fn has_room_for(&self, id: SubscriberId) -> bool {
-        match &self.way {
-            Way::Shares(shares) => has_room_for(shares.roster(), id),
-            Way::Slices(slices) => has_room_for(slices.roster(), id),
-        }
+        each_way!(&self.way, divided => has_room_for(&divided.each, id))
     }
 
     /// Takes the report of a subscriber, and divides; but of many subscribers most reports wait for the next division.
@@ -185,65 +186,46 @@ impl Divider {
             }
             report => report,
         };
-        match (report, &mut self.way) {
-            (DividerReport::Usage(usage), Way::Shares(shares)) => shares.report(id, usage, terms, now),
-            (DividerReport::Resumed(usage), Way::Shares(shares)) => {
-                shares.resume(id, usage, now);
-                shares.report(id, usage, terms, now);
+        each_way!(&mut self.way, divided => match report {
+            DividerReport::Usage(usage) => divided.report(id, usage, terms, now),
+            DividerReport::Resumed(usage) => {
+                divided.resume(id, usage, now);
+                divided.report(id, usage, terms, now);
             }
-            (DividerReport::Usage(usage), Way::Slices(slices)) => slices.report(id, usage, terms, now),
-            (DividerReport::Resumed(usage), Way::Slices(slices)) => {
-                slices.resume(id, usage, now);
-                slices.report(id, usage, terms, now);
-            }
-            (DividerReport::End, Way::Shares(shares)) => shares.leave(id),
-            (DividerReport::End, Way::Slices(slices)) => slices.leave(id),
-            (DividerReport::Limit | DividerReport::Counted(_), _) => {}
-        }
+            DividerReport::End => divided.leave(id),
+            DividerReport::Limit | DividerReport::Counted(_) => {}
+        });
         let reporter = matches!(report, DividerReport::Usage(_) | DividerReport::Resumed(_)).then_some(id);
         self.divide(reporter, view, now)
     }
 
     /// The subscribers at `now`, at most `max` of them.
     pub fn subscribers(&self, max: usize, now: Timestamp) -> Subscribers {
-        match &self.way {
-            Way::Shares(shares) => Subscribers::new(shares.states(now), shares.callers(), max),
-            Way::Slices(slices) => Subscribers::new(slices.states(now), slices.callers(), max),
-        }
+        each_way!(&self.way, divided => {
+            Subscribers::new(divided.states(now), divided.callers.per_second(), max)
+        })
     }
 
-    /// The replica of each subscriber.
-    pub fn replicas(&self) -> Box<dyn Iterator<Item = u64> + '_> {
-        match &self.way {
-            Way::Shares(shares) => Box::new(shares.roster().ids().iter().map(|id| id.replica)),
-            Way::Slices(slices) => Box::new(slices.roster().ids().iter().map(|id| id.replica)),
-        }
+    /// The ids of the subscribers, in ascending order.
+    pub(super) fn ids(&self) -> &[SubscriberId] {
+        each_way!(&self.way, divided => divided.each.ids())
     }
 
     /// Ends the subscribers of a replica.
     pub fn leave_all(&mut self, replica: u64) {
         self.last = None;
-        match &mut self.way {
-            Way::Shares(shares) => shares.leave_all(replica),
-            Way::Slices(slices) => slices.leave_all(replica),
-        }
+        each_way!(&mut self.way, divided => divided.leave_all(replica));
     }
 
     /// What is granted of the limit.
     pub fn granted(&self) -> Granted {
-        match &self.way {
-            Way::Shares(shares) => shares.granted(),
-            Way::Slices(slices) => slices.granted(),
-        }
+        each_way!(&self.way, divided => divided.granted())
     }
 
     /// Moves all instants, of a clock that shows `from`, to one that shows `to`.
     pub fn move_to(&mut self, from: Timestamp, to: Timestamp) {
         (self.learns_until, self.last) = (moved(self.learns_until, from, to), None);
-        match &mut self.way {
-            Way::Shares(shares) => shares.move_to(from, to),
-            Way::Slices(slices) => slices.move_to(from, to),
-        }
+        each_way!(&mut self.way, divided => divided.move_to(from, to));
     }
 
     /// Adds another division of this limit, whose assignments may be in force at the same time.
@@ -260,10 +242,7 @@ impl Divider {
     /// Counts everything that an earlier owner has assigned as in force, including what is not known here.
     pub fn learn(&mut self, now: Timestamp) {
         (self.learns_until, self.last) = (self.learns_until.max(end_of_assignment(now)), None);
-        match &mut self.way {
-            Way::Shares(shares) => shares.prolong(now),
-            Way::Slices(slices) => slices.prolong(now),
-        }
+        each_way!(&mut self.way, divided => divided.prolong(now));
     }
 
     /// Divides without a report, unless the last division was just now.
@@ -293,10 +272,7 @@ impl Divider {
         }
         let learns = now < self.learns_until;
         let visited = self.len();
-        let mut outcome = match &mut self.way {
-            Way::Shares(shares) => shares.turn(view, learns, now),
-            Way::Slices(slices) => slices.turn(view, learns, now),
-        };
+        let mut outcome = each_way!(&mut self.way, divided => divided.turn(view, learns, now));
         outcome.visited = visited;
         if learns && !self.is_empty() {
             outcome.next_at = outcome.next_at.into_iter().chain([self.learns_until]).min();

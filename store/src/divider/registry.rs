@@ -235,7 +235,7 @@ impl Dividers {
     pub fn replicas(&self, slot: Slot) -> BTreeSet<u64> {
         let shard = self.shard(slot);
         let placed = shard.dividers.range(slot.places()).map(|(_, placed)| placed);
-        placed.flat_map(|placed| placed.divider.replicas()).collect()
+        placed.flat_map(|placed| placed.divider.ids()).map(|id| id.replica).collect()
     }
 
     /// Ends the subscribers of a replica, of the counters of a slot.
@@ -333,7 +333,7 @@ impl Dividers {
         }
         divisions.at = now;
         for (_, divider) in &mut divisions.each {
-            let replicas: BTreeSet<u64> = divider.replicas().collect();
+            let replicas: BTreeSet<u64> = divider.ids().iter().map(|id| id.replica).collect();
             replicas.into_iter().for_each(|replica| divider.leave_all(replica));
         }
         self.add_slot(slot, divisions, now);

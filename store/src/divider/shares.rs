@@ -34,9 +34,9 @@ const ROTATION: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Shares {
     rate: HitRate,
-    each: SubscriberRoster<ShareSubscriber>,
+    pub(super) each: SubscriberRoster<ShareSubscriber>,
     // Of callers that ask for each request.
-    callers: SubscriberDemand,
+    pub(super) callers: SubscriberDemand,
     callers_turn: Turns,
     // Hits of the burst that were granted and may have been used, and those that were not, since the last turn.
     spent: u64,
@@ -85,11 +85,6 @@ impl Shares {
         }
     }
 
-    /// The subscribers.
-    pub(super) fn roster(&self) -> &SubscriberRoster<ShareSubscriber> {
-        &self.each
-    }
-
     /// What each subscriber has.
     pub(super) fn states(&self, now: Timestamp) -> impl Iterator<Item = SubscriberState> {
         self.each.iter().filter(move |(_, subscriber)| now < subscriber.expires_at).map(
@@ -101,11 +96,6 @@ impl Shares {
                 has_ended: subscriber.has_ended,
             },
         )
-    }
-
-    /// Hits that callers request in each second.
-    pub(super) fn callers(&self) -> f64 {
-        self.callers.per_second()
     }
 
     pub(super) fn set_rate(&mut self, rate: HitRate) {

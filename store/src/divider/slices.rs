@@ -43,9 +43,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Slices {
     allowance: u64,
-    each: SubscriberRoster<SliceSubscriber>,
+    pub(super) each: SubscriberRoster<SliceSubscriber>,
     // Of callers that ask for each request.
-    callers: SubscriberDemand,
+    pub(super) callers: SubscriberDemand,
     // Of hits that come one by one.
     next_hit: NextHit,
     // Hits that subscribers have used since the last turn, to be charged.
@@ -122,11 +122,6 @@ impl Slices {
         )
     }
 
-    /// Hits that callers request in each second.
-    pub(super) fn callers(&self) -> f64 {
-        self.callers.per_second()
-    }
-
     pub(super) fn set_allowance(&mut self, allowance: u64) {
         self.allowance = allowance;
     }
@@ -138,11 +133,6 @@ impl Slices {
     /// Ends the subscribers of a replica.
     pub(super) fn leave_all(&mut self, replica: u64) {
         self.each.leave_all(replica);
-    }
-
-    /// The subscribers.
-    pub(super) fn roster(&self) -> &SubscriberRoster<SliceSubscriber> {
-        &self.each
     }
 
     /// Moves all instants to another clock.

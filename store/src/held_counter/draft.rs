@@ -7,7 +7,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    CounterOutcomes, Decisions, HoldTerms, OnFull,
+    CheckDecision, CounterOutcomes, Decisions, HoldTerms, OnFull,
     held_counter::{HeldCounter, Room, peek},
     holds::Holds,
     operation::decide_leased,
@@ -24,14 +24,12 @@ pub struct Reserve<'a> {
     pub terms: HoldTerms,
     /// Hits to reserve.
     pub hits: u64,
-    /// Hits of the counter that other replicas have borrowed.
-    pub leased: u64,
 }
 
 /// The decisions on the reservation of a call, before anything is held.
 #[derive(Debug)]
 struct ReservationDraft {
-    decisions: SmallVec<[Decision; 2]>,
+    decisions: Decisions,
     // For each counter, what it was and what it would be; `None` if nothing new is charged.
     counters: SmallVec<[Option<(Counter, Counter)>; 2]>,
     new: Vec<NewHold>,
@@ -51,25 +49,14 @@ struct NewHold {
 /// Holds the charges of a call in its counters, whose holds that are due have ended, or none of them if `refused` says
 /// that the decisions refuse the call. A known id is answered as the first time and charges nothing. A refused check
 /// that does not refuse the call holds no hits. `None`, and nothing is held, if a counter has too many holds, or all
-/// holds take too much memory.
+/// holds take too much memory. `store` returns for each counter what decides in its place if it has no place in the
+/// store.
 pub fn reserve(
     each: &[Reserve<'_>],
     counters: &mut [HeldCounter],
     now: Now,
     room: Room,
-    refused: impl Fn(&[Decision]) -> bool,
-) -> Option<CounterOutcomes> {
-    reserve_stored(each, counters, now, room, refused, |counters| SmallVec::from_elem(None, counters.len()))
-}
-
-/// Reserves as [`reserve`] does. `store` returns for each counter what decides in its place if it has no place in the
-/// store.
-pub(crate) fn reserve_stored(
-    each: &[Reserve<'_>],
-    counters: &mut [HeldCounter],
-    now: Now,
-    room: Room,
-    refused: impl Fn(&[Decision]) -> bool,
+    refused: impl Fn(&[CheckDecision]) -> bool,
     store: impl FnOnce(&[HeldCounter]) -> SmallVec<[Option<OnFull>; 2]>,
 ) -> Option<CounterOutcomes> {
     let mut draft = ReservationDraft::new(each, counters, now);
@@ -81,7 +68,7 @@ pub(crate) fn reserve_stored(
     }
     draft.set(each, counters, now, |(_, after)| after);
     let missing = store(counters);
-    for (Reserve { counter, .. }, decision) in each.iter().zip(&mut draft.decisions) {
+    for (Reserve { counter, .. }, CheckDecision { decision, .. }) in each.iter().zip(&mut draft.decisions) {
         if let Some(on_full) = missing[*counter] {
             *decision = on_full.without_memory(*decision);
         }
@@ -98,16 +85,16 @@ impl ReservationDraft {
     fn new(each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> Self {
         counters.iter_mut().for_each(|counter| counter.forget_side_data(now.now));
         let mut draft = Self {
-            decisions: SmallVec::new(),
+            decisions: Decisions::new(),
             counters: SmallVec::from_elem(None, counters.len()),
             new: Vec::new(),
             has_ended: false,
         };
-        for (check, Reserve { counter, limit, terms, hits, leased }) in each.iter().enumerate() {
+        for (check, Reserve { counter, limit, terms, hits }) in each.iter().enumerate() {
             if let Some(holds) = counters[*counter].holds()
                 && let Some(known) = holds.answer(&terms.id)
             {
-                draft.decisions.push(known);
+                draft.decisions.push(CheckDecision { decision: known, charged: 0, own: None });
                 draft.has_ended |= !holds.is_open(&terms.id);
                 continue;
             }
@@ -115,10 +102,11 @@ impl ReservationDraft {
                 let counter = counters[*counter].counter(limit, now);
                 (counter.clone(), counter)
             });
+            let leased = counters[*counter].leased();
             let limit = &*counters[*counter].limit_without_holds(limit);
             let charge = |limit: &Limit| {
                 let mut after = before.clone();
-                let decision = decide_leased(limit, &mut after, Operation::Charge(*hits), *leased, now.now);
+                let decision = decide_leased(limit, &mut after, Operation::Charge(*hits), leased, now.now);
                 (decision, after)
             };
             let traceless = limit.without_refused_charges();
@@ -132,7 +120,8 @@ impl ReservationDraft {
             draft.new.push(NewHold { check, hits, held: limit.held(&before, &after, hits, now.now) });
             draft.counters[*counter] = Some((first, after));
             // What is held is taken back by its id only.
-            draft.decisions.push(Decision { receipt: None, ..decision });
+            let decision = Decision { receipt: None, ..decision };
+            draft.decisions.push(CheckDecision { decision, charged: 0, own: None });
         }
         draft
     }
@@ -145,17 +134,18 @@ impl ReservationDraft {
         now: Now,
         has_memory: impl Fn(usize) -> bool,
     ) -> CounterOutcomes {
-        for (Reserve { counter, limit, leased, .. }, decision) in each.iter().zip(&mut self.decisions) {
+        for (Reserve { counter, limit, .. }, CheckDecision { decision, .. }) in
+            each.iter().zip(&mut self.decisions)
+        {
             if !decision.verdict.passes() && !has_memory(*counter) {
                 continue;
             }
             let mut copy = counters[*counter].counter(limit, now);
             let limit = &*counters[*counter].limit_without_holds(limit);
-            let left = decide_leased(limit, &mut copy, Operation::Peek, *leased, now.now);
+            let left = decide_leased(limit, &mut copy, Operation::Peek, counters[*counter].leased(), now.now);
             *decision = decision.after_take_back(&left);
         }
-        let charged = SmallVec::from_elem(0, each.len());
-        Decisions::new(self.decisions, charged).into()
+        self.decisions.into()
     }
 
     /// Whether there is room for the new holds. Those that ended long ago are forgotten already.
@@ -198,16 +188,15 @@ impl ReservationDraft {
 
     /// Adds the holds of what is charged.
     fn hold(self, each: &[Reserve<'_>], counters: &mut [HeldCounter], now: Now) -> CounterOutcomes {
-        let Self { decisions, new, has_ended, .. } = self;
-        let mut charged = SmallVec::from_elem(0, each.len());
+        let Self { mut decisions, new, has_ended, .. } = self;
         for NewHold { check, hits, held } in new {
             let Reserve { counter, limit, terms, .. } = &each[check];
-            charged[check] = hits;
+            decisions[check].charged = hits;
             let counter = &mut counters[*counter];
             let mut holds = counter.take_holds().unwrap_or_else(|| Box::new(Holds::new(limit)));
             holds.add(terms.id.clone(), terms, hits, held, &decisions[check], now.now);
             counter.put_holds(holds);
         }
-        CounterOutcomes { is_held: true, has_ended, ..Decisions::new(decisions, charged).into() }
+        CounterOutcomes { is_held: true, has_ended, ..decisions.into() }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, sync::Arc};
 
+use smallvec::smallvec;
 use tollgate_counter::{
     algorithm::{Counter, Decision, Granted, Limit, Operation},
     packed_counter::{Now, PackedCounter},
@@ -9,7 +10,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    HoldTerms, LimitOrigin, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, UnknownId,
+    CheckDecision, HoldTerms, LimitOrigin, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, UnknownId,
     held_counter::{
         HeldCounter, Room, TakenBack,
         draft::{Reserve, reserve},
@@ -114,9 +115,10 @@ impl HeldCounter {
             }
             CounterOperation::Reserve { terms, hits } => {
                 let terms = HoldTerms::clone(terms);
-                let each = [Reserve { counter: 0, limit, terms, hits: *hits, leased: self.leased() }];
+                let each = [Reserve { counter: 0, limit, terms, hits: *hits }];
                 let counters = std::slice::from_mut(self);
-                match reserve(&each, counters, now, room, |decisions| !decisions[0].verdict.passes()) {
+                let refused = |decisions: &[CheckDecision]| !decisions[0].verdict.passes();
+                match reserve(&each, counters, now, room, refused, |_| smallvec![None]) {
                     Some(reserved) => (OperationOutcome::reserved(&reserved)[0].clone(), reserved.is_held),
                     None => (OperationOutcome::exhausted(), false),
                 }

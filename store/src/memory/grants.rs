@@ -89,6 +89,7 @@ impl Grants<'_> {
     /// instant `at` has charged for it. Returns whether there is a counter.
     pub(crate) fn restore(&self, key: Key, limit: &Limit, granted: Granted, at: Timestamp) -> bool {
         let mut locked = LockedSlots::for_key(self.memory, key, at);
+        locked.settle_side_data_of(key, limit);
         let is_there = locked.table(key).get(key).is_some();
         if locked.are_owned() {
             locked.change_side_data(key, |side_data| side_data.set_granted(limit, granted));

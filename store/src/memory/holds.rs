@@ -3,29 +3,19 @@
 use std::{collections::BTreeMap, mem};
 
 use smallvec::SmallVec;
-use tollgate_counter::{algorithm::Decision, descriptor::Key, time::Timestamp};
+use tollgate_counter::{descriptor::Key, time::Timestamp};
 
 use crate::{
-    Check, Checks, CounterOutcomes, HoldId, HoldTerms, NotLocal, Slot,
-    held_counter::{HeldCounter, Reserve, reserve_stored},
+    Check, CheckDecision, Checks, CounterOutcomes, HoldId, HoldTerms, NotLocal, OwnTerms, Slot,
+    held_counter::{HeldCounter, Reserve, reserve},
     memory::{LockedSlots, Memory, tables::Taken},
     table::SlotTable,
 };
 
-/// Why nothing is reserved. Nothing was charged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ReserveError {
-    /// The checks are not decided on this replica.
-    #[error(transparent)]
-    NotLocal(#[from] NotLocal),
-    /// A counter has too many holds, or all holds take too much memory.
-    #[error("too many reservations are open")]
-    Exhausted,
-}
-
 impl Memory {
     /// Holds the charges of all checks, or none if `refused` returns that their decisions refuse the call. A check whose
-    /// id is known is answered as the first time and charges nothing.
+    /// id is known is answered as the first time and charges nothing. `None`, and nothing is held, if a counter has too
+    /// many holds, or all holds take too much memory.
     ///
     /// In a cluster this fails unless this replica owns the slots of all checks and no decision depends on leased
     /// hits.
@@ -34,12 +24,13 @@ impl Memory {
         checks: &Checks<'_>,
         terms: &HoldTerms,
         now: Timestamp,
-        refused: impl Fn(&[Decision]) -> bool,
-    ) -> Result<CounterOutcomes, ReserveError> {
+        refused: impl Fn(&[CheckDecision]) -> bool,
+    ) -> Result<Option<CounterOutcomes>, NotLocal> {
         let mut locked = LockedSlots::owned(self, checks, now)?;
         locked.settle_side_data(checks);
         locked.require_unleased(checks, &refused)?;
-        let own = locked.each_own_terms(checks);
+        let own: SmallVec<[Option<OwnTerms>; 2]> =
+            checks.iter().map(|check| locked.own_terms_of(check).cloned()).collect();
         let mut taken: SmallVec<[Taken; 2]> = SmallVec::new();
         let each: SmallVec<[Reserve<'_>; 2]> = checks
             .iter()
@@ -51,9 +42,8 @@ impl Memory {
                     taken.len() - 1
                 });
                 let terms = terms.for_part(index, id);
-                let leased = taken[counter].counter.leased();
                 let limit = own[index].as_ref().map_or(check.limit, |own| &own.limit);
-                Reserve { counter, limit, terms, hits: check.hits(), leased }
+                Reserve { counter, limit, terms, hits: check.hits() }
             })
             .collect();
         let mut counters: SmallVec<[HeldCounter; 2]> =
@@ -66,7 +56,7 @@ impl Memory {
             taken.iter_mut().zip(counters).map(store).collect()
         };
         let room = self.tables.room();
-        let reserved = reserve_stored(&each, &mut counters, self.at(now), room, refused, store);
+        let reserved = reserve(&each, &mut counters, self.at(now), room, refused, store);
         for (mut taken, counter) in taken.into_iter().zip(counters) {
             taken.counter = counter;
             let key = taken.key;
@@ -75,12 +65,14 @@ impl Memory {
                 locked.record_change(key);
             }
         }
-        let Some(reserved) = reserved else {
+        let Some(mut reserved) = reserved else {
             self.count_exhausted();
-            return Err(ReserveError::Exhausted);
+            return Ok(None);
         };
-        let displayed = own.iter().map(|own| own.as_ref().map(|own| own.requests_per_unit));
-        Ok(CounterOutcomes { decisions: reserved.decisions.with_own(displayed), ..reserved })
+        for (decision, own) in reserved.decisions.iter_mut().zip(&own) {
+            decision.own = own.as_ref().map(|own| own.requests_per_unit);
+        }
+        Ok(Some(reserved))
     }
 
     /// Ends the holds of a slot that have expired, and forgets side data that no longer changes an answer.

@@ -10,7 +10,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, NotLocal, OwnTerms, Slot,
+    Check, CheckDecision, NotLocal, OwnTerms, Slot,
     held_counter::{HeldCounter, Room},
     memory::{CounterState, Memory, ownership::SlotOwnership, tables::AppliedOperation},
     operation::{CounterOperation, OperationOutcome, decide_leased, decide_set},
@@ -142,7 +142,7 @@ impl LockedSlots<'_> {
     }
 
     /// Records which counters the checks have changed.
-    pub(super) fn record_changes(&mut self, checks: &[Check<'_>], decisions: &[Decision]) {
+    pub(super) fn record_changes(&mut self, checks: &[Check<'_>], decisions: &[CheckDecision]) {
         if self.ownerships.is_empty() {
             return;
         }
@@ -161,11 +161,6 @@ impl LockedSlots<'_> {
     /// The limit of its own that decides on a check.
     pub(super) fn own_terms_of(&self, check: &Check<'_>) -> Option<&OwnTerms> {
         check.origin.replaced_by(self.own_terms(check.key))
-    }
-
-    /// The limits of their own that decide on the checks, in their order.
-    pub(super) fn each_own_terms(&self, checks: &[Check<'_>]) -> SmallVec<[Option<OwnTerms>; 2]> {
-        checks.iter().map(|check| self.own_terms_of(check).cloned()).collect()
     }
 
     /// The limit that decides on `key`: its own, or `limit`.
@@ -238,7 +233,7 @@ impl LockedSlots<'_> {
     pub(super) fn require_unleased(
         &self,
         checks: &[Check<'_>],
-        refused: impl Fn(&[Decision]) -> bool,
+        refused: impl Fn(&[CheckDecision]) -> bool,
     ) -> Result<(), NotLocal> {
         if checks.iter().all(|check| self.leased(check.key) == 0) {
             return Ok(());
@@ -252,7 +247,7 @@ impl LockedSlots<'_> {
             if copy.depends_on_leases(limit, origin, operation, at) {
                 wanted = wanted.or(Some(key));
             }
-            (copy.apply(limit, origin, operation, at, Room::NONE).0.decision, true)
+            ((&copy.apply(limit, origin, operation, at, Room::NONE).0).into(), true)
         });
         wanted.map_or(Ok(()), |key| Err(NotLocal::Leased(key)))
     }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashSet,
-    hash::BuildHasherDefault,
     sync::{
         MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -11,7 +10,7 @@ use std::{
 
 use tollgate_counter::{descriptor::Key, lock::Lock};
 
-use crate::{Slot, slot::KeyHasher, table::SlotTable};
+use crate::{Slot, slot::KeyHash, table::SlotTable};
 
 /// Beyond that many changed keys without a counter, a slot is copied as a whole.
 const GONE_KEYS_MAX: usize = 1_024;
@@ -40,7 +39,7 @@ pub(super) struct SlotOwnership {
 pub(super) struct ChangedCounters {
     /// Whether all count as changed. Then there are no keys.
     pub(super) are_all: bool,
-    pub(super) keys: HashSet<Key, BuildHasherDefault<KeyHasher>>,
+    pub(super) keys: HashSet<Key, KeyHash>,
     // Whether the slot is known to have a log.
     accompany_log: bool,
 }

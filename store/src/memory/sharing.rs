@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use tollgate_counter::{descriptor::Key, packed_counter::PackedCounter, time::Timestamp};
 
 use crate::{
-    Consumption, OnFull, Slot, SlotChanges, SlotData, SlotSnapshot, SlotSource, StoredSlot,
+    Consumption, Epoch, OnFull, Slot, SlotChanges, SlotCopy, SlotData, StoredSlot,
     budget::{Budget, MemoryReservation},
     memory::{
         Memory,
@@ -198,22 +198,25 @@ impl Memory {
         self.copies_of(slot, all)
     }
 
-    /// A copy of `slot` from where a snapshot takes it, with or without a cluster. Does not affect [`Memory::changes`].
-    pub fn copy(&self, slot: Slot, source: SlotSource) -> SlotSnapshot {
-        let epoch = match source {
-            SlotSource::Memory { epoch } => epoch,
-            SlotSource::Copy(copy) => return (*copy).into(),
-        };
+    /// A copy of `slot`, with or without a cluster. Hits that are granted count as charged, because nothing is known
+    /// about their use after a restart. Does not affect [`Memory::changes`].
+    pub fn copy(&self, slot: Slot, epoch: Epoch) -> SlotCopy {
         let table = self.tables.lock(slot);
         let ownership = self.ownerships.as_ref().map(|ownerships| ownerships.lock(slot));
         let seq = ownership.as_ref().map_or(0, |ownership| ownership.seq);
-        let counters = table.copies();
+        // A list and not a map, because a caller may wait for the lock meanwhile.
+        let counters = self.with_keys(slot, table.copies().into_iter());
         let side_data = table.copies_of_side_data();
         let granted = table.granted();
         drop((ownership, table));
-        let rest = SlotData::all(std::iter::empty(), side_data);
-        let rest = StoredSlot { slot, epoch, seq, data: rest.with_lead(self.restrictions.lead()) };
-        SlotSnapshot { rest, counters, granted, slots: self.slots() }
+        let lead = self.restrictions.lead();
+        Box::new(move |now| {
+            let mut data = SlotData::all(counters, side_data).with_lead(lead);
+            for (key, limit, granted) in granted {
+                data.charge_granted(key, &limit, granted, now);
+            }
+            StoredSlot { slot, epoch, seq, data }
+        })
     }
 
     fn copies_of(
@@ -250,11 +253,11 @@ impl Memory {
     }
 
     /// The counters of the table of `slot` with their keys.
-    fn with_keys(
+    fn with_keys<I: Iterator<Item = (u64, PackedCounter)>>(
         &self,
         slot: Slot,
-        counters: impl Iterator<Item = (u64, PackedCounter)>,
-    ) -> impl Iterator<Item = (Key, PackedCounter)> {
+        counters: I,
+    ) -> impl Iterator<Item = (Key, PackedCounter)> + use<I> {
         let slots = self.slots();
         counters.map(move |(low, packed)| (slot.key(slots, low), packed))
     }

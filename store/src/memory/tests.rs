@@ -19,7 +19,7 @@ use tollgate_counter::{
     time::SECOND,
 };
 
-use crate::{BYTES_MIN, Check, Checks, Epoch, LimitOrigin, OnRefusal, SlotSource, Turn};
+use crate::{BYTES_MIN, Check, Checks, Epoch, LimitOrigin, OnRefusal, Turn};
 
 pub(crate) const BYTES: u64 = 1 << 30;
 pub(crate) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
@@ -40,7 +40,7 @@ pub(super) fn bucket(burst: u64) -> Limit {
     Limit::TokenBucket(TokenBucket { rate, burst, excess: Excess::Refuse })
 }
 
-fn any_refused(decisions: &[Decision]) -> bool {
+fn any_refused(decisions: &[CheckDecision]) -> bool {
     decisions.iter().any(|decision| !decision.verdict.passes())
 }
 
@@ -300,7 +300,7 @@ pub(super) fn charge(memory: &Memory, key: Key, limit: &Limit, now: Timestamp) -
 
 /// What a snapshot has of a slot.
 pub(super) fn stored(memory: &Memory, slot: Slot, now: Timestamp) -> SlotData {
-    let encoded = memory.copy(slot, SlotSource::Memory { epoch: Epoch::default() }).encode(now);
+    let encoded = memory.copy(slot, Epoch::default())(now).encode(now);
     encoded.map(|encoded| encoded.decode(now).unwrap().data).unwrap_or_default()
 }
 

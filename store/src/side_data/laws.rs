@@ -11,7 +11,7 @@ use tollgate_counter::{
 
 use crate::{
     Check, Checks, Consumption, CounterOperation, HeldCounter, HoldId, HoldTerms, LimitOrigin, Memory,
-    OnExpiry, OnFull, OnRefusal, OwnLimitChange, OwnTerms, SlotData, SlotSource, StoredSlot,
+    OnExpiry, OnFull, OnRefusal, OwnLimitChange, OwnTerms, SlotData, StoredSlot,
     memory::tests::{BYTES, NOW},
     side_data::SideData,
 };
@@ -38,7 +38,7 @@ fn every_kind() -> Vec<Kind> {
             give: |memory, limit| {
                 let terms = HoldTerms::new(HoldId::new(b"id").unwrap(), HOUR, OnExpiry::Charge).unwrap();
                 let checks = Checks::from_slice(&[check(limit, Operation::Charge(2))]);
-                assert!(memory.reserve(&checks, &terms, NOW, |_| false).unwrap().is_held);
+                assert!(memory.reserve(&checks, &terms, NOW, |_| false).unwrap().unwrap().is_held);
             },
             has: |side_data| side_data.holds.is_some(),
         },
@@ -183,7 +183,7 @@ fn backups_have_side_data_with_the_first_change_after_it() {
 fn snapshots_have_side_data_after_a_restart() {
     for_each_kind(|kind, memory, _| {
         let slot = memory.slot(KEY);
-        let copied = memory.copy(slot, SlotSource::Memory { epoch: crate::Epoch(1) });
+        let copied = memory.copy(slot, crate::Epoch(1))(NOW);
         let StoredSlot { data, .. } = copied.encode(NOW).unwrap().decode(NOW).unwrap();
         let other = Memory::new(BYTES, OnFull::Deny).with_slots(4);
         other.restore(data, NOW);

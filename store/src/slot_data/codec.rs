@@ -25,43 +25,22 @@ const RECORD_BYTES_USUAL: usize = 32;
 /// The encoded size of a record without its fields and their length.
 const RECORD_BYTES: usize = 17;
 
-/// Why slot data cannot be decoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SlotDecodeError {
-    /// The version is not supported.
-    #[error("unsupported version of slot data")]
-    UnsupportedVersion,
-    /// The data is truncated or damaged.
-    #[error("damaged slot data")]
-    Malformed,
-}
-
 impl SlotData {
     /// Encodes everything that is not idle. Instants are relative to `now`.
     pub fn encode(&self, now: Timestamp) -> Vec<u8> {
-        self.encode_with(std::iter::empty(), now)
-    }
-
-    /// Encodes everything that is not idle, with more counters. Instants are relative to `now`.
-    pub(crate) fn encode_with<'c>(
-        &'c self,
-        more: impl ExactSizeIterator<Item = (Key, &'c PackedCounter)>,
-        now: Timestamp,
-    ) -> Vec<u8> {
-        let counters = self.counters.len() + more.len();
-        let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + counters * RECORD_BYTES_USUAL);
+        let mut bytes = Vec::with_capacity(HEADER_BYTES_MAX + self.counters.len() * RECORD_BYTES_USUAL);
         bytes.extend([VERSION, self.extent as u8]);
         let lead = self.lead.map(|lead| (Age::new(lead.at, now), Age::new(lead.until, now)));
         bytes.extend(put(&lead));
-        let mut removed: Vec<Key> = self.removed.iter().copied().collect();
+        let mut removed: Vec<Key> = Vec::new();
         let mut fields = Vec::new();
-        for (key, packed) in self.counters.iter().map(|(key, packed)| (*key, packed)).chain(more) {
-            if now < packed.idle_at() {
+        for (key, packed) in &self.counters {
+            if let Some(packed) = packed.as_ref().filter(|packed| now < packed.idle_at()) {
                 fields.clear();
                 let tag = packed.write(now, &mut fields);
-                put_record(&mut bytes, key, tag, &fields);
+                put_record(&mut bytes, *key, tag, &fields);
             } else if self.extent == SlotDataExtent::Some {
-                removed.push(key);
+                removed.push(*key);
             }
         }
         removed.into_iter().for_each(|key| put_record(&mut bytes, key, REMOVED, &[]));
@@ -74,37 +53,38 @@ impl SlotData {
     /// The size of the encoded data at any instant, in bytes, at most.
     pub fn encoded_bytes_max(&self) -> usize {
         let record = |fields: usize| RECORD_BYTES + number_bytes(fields as u64) + fields;
-        let counters = self.counters.values().map(|packed| record(packed.encoded_bytes_max()));
-        let removed = self.removed.len() * record(0);
+        let counters = self.counters.values();
+        let counters =
+            counters.map(|packed| record(packed.as_ref().map_or(0, PackedCounter::encoded_bytes_max)));
         let side_data = self.side_data.values().flat_map(|side_data| side_data.encoded_bytes_max());
-        HEADER_BYTES_MAX + removed + counters.chain(side_data.map(record)).sum::<usize>()
+        HEADER_BYTES_MAX + counters.chain(side_data.map(record)).sum::<usize>()
     }
 
-    /// Decodes slot data, with its instants by this clock. It is not counted in a memory limit yet: see
-    /// [`Memory::within_limit`](crate::Memory::within_limit).
-    pub fn decode(bytes: &[u8], clock: impl Into<DecodeClock>) -> Result<Self, SlotDecodeError> {
+    /// Decodes slot data, with its instants by this clock. Data of another version is unknown. It is not counted in a
+    /// memory limit yet: see [`Memory::within_limit`](crate::Memory::within_limit).
+    pub fn decode(bytes: &[u8], clock: impl Into<DecodeClock>) -> Result<Self, DecodeError> {
         let clock = clock.into();
-        let rest = bytes.strip_prefix(&[VERSION]).ok_or(SlotDecodeError::UnsupportedVersion)?;
-        let (extent, rest) = rest.split_first().ok_or(SlotDecodeError::Malformed)?;
+        let rest = bytes.strip_prefix(&[VERSION]).ok_or(DecodeError::Unknown)?;
+        let (extent, rest) = rest.split_first().ok_or(DecodeError::Malformed)?;
         let extents = [SlotDataExtent::Some, SlotDataExtent::All];
-        let extent = *extents.get(usize::from(*extent)).ok_or(SlotDecodeError::Malformed)?;
+        let extent = *extents.get(usize::from(*extent)).ok_or(DecodeError::Malformed)?;
         let (lead, mut rest): (Option<(Age, Age)>, _) =
-            postcard::take_from_bytes(rest).map_err(|_| SlotDecodeError::Malformed)?;
+            postcard::take_from_bytes(rest).map_err(|_| DecodeError::Malformed)?;
         let lead = lead.map(|(at, until)| Lead { at: clock.instant(at), until: clock.instant(until) });
         let mut data = Self { extent, lead, ..Self::default() };
         data.counters.reserve(counters_in(rest));
         while !rest.is_empty() {
-            let (key, tag, body, after) = record(rest).ok_or(SlotDecodeError::Malformed)?;
+            let (key, tag, body, after) = record(rest).ok_or(DecodeError::Malformed)?;
             data.read(key, tag, body, clock)?;
             rest = after;
         }
         Ok(data)
     }
 
-    fn read(&mut self, key: Key, tag: u8, body: &[u8], clock: DecodeClock) -> Result<(), SlotDecodeError> {
+    fn read(&mut self, key: Key, tag: u8, body: &[u8], clock: DecodeClock) -> Result<(), DecodeError> {
         let decoded = match tag {
             REMOVED if body.is_empty() => {
-                self.removed.insert(key);
+                self.counters.insert(key, None);
                 Ok(())
             }
             REMOVED => Err(DecodeError::Malformed),
@@ -112,7 +92,7 @@ impl SlotData {
             _ => PackedCounter::read(tag, body, clock).and_then(|packed| match self.extent {
                 SlotDataExtent::All if packed.is_partial() => Err(DecodeError::Malformed),
                 SlotDataExtent::All | SlotDataExtent::Some => {
-                    self.counters.insert(key, packed);
+                    self.counters.insert(key, Some(packed));
                     Ok(())
                 }
             }),
@@ -122,7 +102,7 @@ impl SlotData {
                 self.side_data.entry(key).or_default().add_unknown(tag, body);
                 Ok(())
             }
-            DecodeError::Malformed => Err(SlotDecodeError::Malformed),
+            DecodeError::Malformed => Err(error),
         })
     }
 }
@@ -135,11 +115,12 @@ fn record(bytes: &[u8]) -> Option<(Key, u8, &[u8], &[u8])> {
     Some((Key::from_halves(u64::from_le_bytes(*high), u64::from_le_bytes(*low)), tag, body, rest))
 }
 
-/// The number of counters in these records, at most: a map that grows would move them several times.
+/// The number of counters in these records, removed ones included, at most: a map that grows would move them several
+/// times.
 fn counters_in(mut records: &[u8]) -> usize {
     let mut counters = 0;
     while let Some((_, tag, _, rest)) = record(records) {
-        counters += usize::from(tag < SIDE_DATA_MIN);
+        counters += usize::from(tag < SIDE_DATA_MIN || tag == REMOVED);
         records = rest;
     }
     counters
@@ -182,10 +163,10 @@ mod tests {
 
     #[test]
     fn unsupported_version_is_distinguished_from_damage() {
-        assert_eq!(SlotData::decode(&[], NOW), Err(SlotDecodeError::UnsupportedVersion));
-        assert_eq!(SlotData::decode(&[VERSION + 1], NOW), Err(SlotDecodeError::UnsupportedVersion));
+        assert_eq!(SlotData::decode(&[], NOW), Err(DecodeError::Unknown));
+        assert_eq!(SlotData::decode(&[VERSION + 1], NOW), Err(DecodeError::Unknown));
         for damaged in [&[VERSION][..], &[VERSION, 2], &[VERSION, 0], &[VERSION, 0, 2], &[VERSION, 0, 0, 0]] {
-            assert_eq!(SlotData::decode(damaged, NOW), Err(SlotDecodeError::Malformed));
+            assert_eq!(SlotData::decode(damaged, NOW), Err(DecodeError::Malformed));
         }
     }
 }

@@ -100,7 +100,7 @@ fn rule_rows(rule: &Rule) -> Vec<KeyRow> {
         row("headers", !is_hidden, "true"),
         optional("quota_unit", quota_unit.clone()),
         optional("quotas", (!quotas.is_empty()).then(|| rule_text::quotas(rule).join(", "))),
-        row("own", own, "false"),
+        row("own", own, NONE),
         row("detailed_metric", detailed_metric, "false"),
         optional("group", (!groups.is_empty()).then(|| rule_text::groups(rule).join(", "))),
         row("denial_body", body, AS_SET),

@@ -199,7 +199,8 @@ impl World {
         let Process { node, memory, secret, .. } = self.processes.get(&number)?;
         let now = self.wall_of(number);
         let copy = |slot| {
-            let encoded = memory.copy(slot, node.snapshot_source(slot)).encode(now)?;
+            let stored = node.last_copy(slot).unwrap_or_else(|| memory.copy(slot, node.epoch(slot))(now));
+            let encoded = stored.encode(now)?;
             Some(encoded.decode(now).expect("it was just encoded"))
         };
         let copies: Vec<_> = memory.each_slot().filter_map(copy).collect();

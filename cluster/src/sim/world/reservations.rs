@@ -2,14 +2,14 @@
 
 use rand::RngExt;
 use tollgate_counter::{
-    algorithm::{Decision, Excess, Operation},
+    algorithm::{Excess, Operation},
     time::SECOND,
 };
 use tollgate_remote::{
     COUNTER_ONLY, RemoteHoldError, RemoteOutcome, answered, reserve_operations, settle_operations, settled,
     withdrawals,
 };
-use tollgate_store::{CounterOutcomes, HoldTerms, Settled, UnknownId};
+use tollgate_store::{CheckDecision, CounterOutcomes, HoldTerms, Settled, UnknownId};
 
 use crate::{
     message::RemoteCheck,
@@ -61,7 +61,7 @@ impl World {
         let (Purpose::Reserve(terms) | Purpose::ReserveAgain(_, terms)) = &purpose else { return };
         let wall = self.wall_of(number);
         let memory = &self.processes[&number].memory;
-        if let Ok(CounterOutcomes { is_held, decisions, .. }) =
+        if let Ok(Some(CounterOutcomes { is_held, decisions, .. })) =
             memory.reserve(&calls::of_store(&checks), terms, wall, calls::refused)
         {
             let answer = is_held.then(|| decisions.as_ref());
@@ -142,7 +142,7 @@ impl World {
         purpose: Purpose,
         checks: &[TestCheck],
         called_at: u64,
-        held: Option<&[Decision]>,
+        held: Option<&[CheckDecision]>,
         effect: impl Fn(usize) -> fn(u64) -> Effect,
         is_unanswered: bool,
     ) {

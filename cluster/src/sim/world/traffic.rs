@@ -124,7 +124,7 @@ impl World {
             let applied =
                 self.processes[&number].memory.apply(&calls::of_store(&call.checks), wall, calls::refused);
             if let Ok(decisions) = applied {
-                let decided = |check| (DecidedBy::Counter, decisions.own(check));
+                let decided = |check: usize| (DecidedBy::Counter, decisions[check].own);
                 return self.finish_call(call, !calls::refused(&decisions), decided);
             }
         }

@@ -13,9 +13,10 @@ use tollgate_counter::{
     time::{SECOND, Timestamp},
 };
 use tollgate_store::{
-    Check, Checks, CounterOperation, Epoch, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms, LimitOrigin,
-    Memory, OnExpiry, OnFull, OnRefusal, OperationOutcome, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal,
-    OwnLimitState, OwnTerms, SettleOutcome, Settled, Slot, SlotData, SlotOwnLimits, UnknownId,
+    Check, CheckDecision, Checks, CounterOperation, Epoch, HOLD_TTL_DEFAULT, HoldId, HoldOutcome, HoldTerms,
+    LimitOrigin, Memory, OnExpiry, OnFull, OnRefusal, OperationOutcome, OwnLimitChange, OwnLimitOutcome,
+    OwnLimitRefusal, OwnLimitState, OwnTerms, SettleOutcome, Settled, Slot, SlotData, SlotOwnLimits,
+    UnknownId,
     divider::{
         Assignment, Assignments, DividerReport, Dividers, SlotDivisions, SubscriberId, SubscriberReport,
         SubscriberUsage,
@@ -124,8 +125,8 @@ fn held(charges: &[(u64, Limit, u64)]) -> Memory {
             origin: LimitOrigin::Rule,
         };
         let terms = HoldTerms::new(HoldId::random(), HOLD_TTL_DEFAULT, OnExpiry::Release).unwrap();
-        let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
-        memory.reserve(&Checks::from_slice(&[check]), &terms, NOW, refused).unwrap();
+        let refused = |decisions: &[CheckDecision]| !decisions[0].verdict.passes();
+        memory.reserve(&Checks::from_slice(&[check]), &terms, NOW, refused).unwrap().unwrap();
     }
     memory
 }

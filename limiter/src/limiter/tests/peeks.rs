@@ -1,7 +1,7 @@
 //! Whatever only looks leaves each counter as it is, byte for byte.
 
 use super::*;
-use tollgate_store::{EncodedSlot, Epoch, Slot, SlotSource};
+use tollgate_store::{EncodedSlot, Epoch, Slot};
 
 const RULES_WITH_PENALTY: &str = "\
 domain: p
@@ -29,7 +29,7 @@ fn request_of<'a>(entries: &'a [Entry<'a>], operation: Operation) -> Request<'a>
 /// All counters with their reservations, as a snapshot has them: the number of changes and the bytes of each slot.
 fn bytes(limiter: &Limiter) -> Vec<(Slot, u64, Vec<u8>)> {
     let Limiter { memory, clock, .. } = limiter;
-    let copies = memory.each_slot().map(|slot| memory.copy(slot, SlotSource::Memory { epoch: Epoch(1) }));
+    let copies = memory.each_slot().map(|slot| memory.copy(slot, Epoch(1))(clock.now()));
     let encoded = copies.filter_map(|copy| copy.encode(clock.now()));
     encoded.map(|EncodedSlot { slot, seq, data, .. }| (slot, seq, data)).collect()
 }

@@ -9,7 +9,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, EncodedSlot, Epoch, LimitOrigin, Memory, OnFull, OnRefusal, Slot, SlotSource,
+    Check, EncodedSlot, Epoch, LimitOrigin, Memory, OnFull, OnRefusal, Slot,
     divider::{
         ASSIGNMENT_TTL, Assignment, Assignments, DividerReport, Dividers, SlotDivisions, SubscriberId,
         SubscriberReport, SubscriberUsage,
@@ -191,10 +191,8 @@ impl World {
     pub(super) fn restart_from_snapshot(&mut self, down: f64, demands: &[(u64, f64)]) {
         let bytes = postcard::to_stdvec(&self.dividers.take_all(self.now)).unwrap();
         let divisions: Vec<(Slot, SlotDivisions)> = postcard::from_bytes(&bytes).unwrap();
-        let copies = self.memory.each_slot().map(|slot| {
-            let source = SlotSource::Memory { epoch: Epoch::default() };
-            self.memory.copy(slot, source).encode(self.now)
-        });
+        let copy = |slot| self.memory.copy(slot, Epoch::default())(self.now).encode(self.now);
+        let copies = self.memory.each_slot().map(copy);
         let stored: Vec<EncodedSlot> = copies.flatten().collect();
         let (taken_at, memory) = (self.now, self.memory.clone());
         self.is_down = true;

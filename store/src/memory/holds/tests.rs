@@ -8,7 +8,7 @@ use std::{
 
 use super::*;
 use tollgate_counter::{
-    algorithm::{Limit, Operation, laws::every_limit},
+    algorithm::{Decision, Limit, Operation, laws::every_limit},
     time::SECOND,
 };
 
@@ -47,13 +47,13 @@ fn terms(name: &str, ttl: Duration, on_expiry: OnExpiry) -> HoldTerms {
     HoldTerms::new(id(name), ttl, on_expiry).unwrap()
 }
 
-fn any_refused(decisions: &[Decision]) -> bool {
+fn any_refused(decisions: &[CheckDecision]) -> bool {
     decisions.iter().any(|decision| !decision.verdict.passes())
 }
 
 fn reserve(memory: &Memory, checks: &[Check<'_>], name: &str, now: Timestamp) -> bool {
     let terms = terms(name, HOLD_TTL_DEFAULT, OnExpiry::Release);
-    memory.reserve(&Checks::from_slice(checks), &terms, now, any_refused).unwrap().is_held
+    memory.reserve(&Checks::from_slice(checks), &terms, now, any_refused).unwrap().unwrap().is_held
 }
 
 fn settle(memory: &Memory, check: Check<'_>, name: &str, now: Timestamp) -> Settled {
@@ -124,7 +124,7 @@ fn expiry_releases_or_charges_before_the_next_decision() {
         let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
         let terms = terms("a", Duration::from_secs(1), on_expiry);
         let checks = Checks::from_slice(&[check(key("k"), &limit, 4)]);
-        assert!(memory.reserve(&checks, &terms, NOW, any_refused).unwrap().is_held);
+        assert!(memory.reserve(&checks, &terms, NOW, any_refused).unwrap().unwrap().is_held);
         assert_eq!(left_at(&memory, key("k"), &limit, NOW.plus(SECOND - 1)), 6);
         assert_eq!(left_at(&memory, key("k"), &limit, NOW.plus(SECOND)), expected);
         let ended = memory.events().holds_released.get() + memory.events().holds_charged.get();
@@ -154,7 +154,7 @@ fn late_settlement_adjusts_what_expiry_did() {
         let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
         let checks = Checks::from_slice(&[check(key("k"), &limit, 4)]);
         let terms = terms("a", Duration::from_secs(1), on_expiry);
-        memory.reserve(&checks, &terms, NOW, any_refused).unwrap();
+        memory.reserve(&checks, &terms, NOW, any_refused).unwrap().unwrap();
         let settled = settle(&memory, check(key("k"), &limit, 3), "a", NOW.plus(30 * SECOND));
         assert_eq!((settled.outcome, settled.remaining), (outcome, 7));
         assert_eq!(settle(&memory, check(key("k"), &limit, 9), "a", NOW.plus(31 * SECOND)), settled);
@@ -169,11 +169,11 @@ fn counter_with_too_many_holds_refuses_more_and_holds_nothing() {
     }
     let checks = Checks::from_slice(&[check(key("other"), &limit, 1), check(key("k"), &limit, 1)]);
     let terms = terms("more", HOLD_TTL_DEFAULT, OnExpiry::Release);
-    let error = memory.reserve(&checks, &terms, NOW, any_refused).unwrap_err();
-    assert_eq!((error, memory.events().holds_exhausted.get()), (ReserveError::Exhausted, 1));
+    assert!(memory.reserve(&checks, &terms, NOW, any_refused).unwrap().is_none());
+    assert_eq!(memory.events().holds_exhausted.get(), 1);
     assert_eq!(memory.stats().holds_open, HOLDS_MAX);
     settle(&memory, check(key("k"), &limit, 0), "0", NOW);
-    assert!(memory.reserve(&checks, &terms, NOW, any_refused).unwrap().is_held);
+    assert!(memory.reserve(&checks, &terms, NOW, any_refused).unwrap().unwrap().is_held);
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn holds_take_at_most_their_share_of_memory() {
     let held = (0..10_000).take_while(|number| {
         let checks = Checks::from_slice(&[check(key(&number.to_string()), &limit, 1)]);
         let terms = terms("a", HOLD_TTL_DEFAULT, OnExpiry::Release);
-        memory.reserve(&checks, &terms, NOW, any_refused).is_ok()
+        memory.reserve(&checks, &terms, NOW, any_refused).unwrap().is_some()
     });
     assert!((100..10_000).contains(&held.count()));
     assert!(memory.tables.resources.hold_bytes.load(Ordering::Relaxed) <= BYTES_MIN as usize / SHARE_DIVISOR);
@@ -226,14 +226,14 @@ fn counter_forgets_the_oldest_settled_ids_beyond_its_bound() {
     assert_eq!(left(&memory, key("k"), &limit), limit.allowance() - ids - 1);
 }
 
-/// Charges once for a request, as the limiter does. Returns whether the charge passes.
-fn charge_once(memory: &Memory, limit: &Limit, request: u64, now: Timestamp) -> Result<bool, ReserveError> {
+/// Charges once for a request, as the limiter does. Returns whether the charge passes; `None` without room for its id.
+fn charge_once(memory: &Memory, limit: &Limit, request: u64, now: Timestamp) -> Option<bool> {
     let id = HoldId::for_request(&request.to_string()).unwrap();
     let terms = HoldTerms { id, ..terms("", HOLD_TTL_DEFAULT, OnExpiry::Charge) };
     let checks = Checks::from_slice(&[check(key("k"), limit, 1)]);
-    let reserved = memory.reserve(&checks, &terms, now, any_refused)?;
+    let reserved = memory.reserve(&checks, &terms, now, any_refused).unwrap()?;
     memory.settle(&checks, &terms.id, UnknownId::Remember, now).unwrap();
-    Ok(reserved.is_held)
+    Some(reserved.is_held)
 }
 
 #[test]
@@ -242,18 +242,18 @@ fn repeated_request_is_not_charged_again_for_its_time() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(1_000_000));
     let used = || limit.allowance() - left(&memory, key("k"), &limit);
     for request in 0..REQUESTS {
-        assert_eq!(charge_once(&memory, &limit, request, NOW), Ok(true));
+        assert_eq!(charge_once(&memory, &limit, request, NOW), Some(true));
     }
-    assert_eq!(charge_once(&memory, &limit, REQUESTS, NOW), Err(ReserveError::Exhausted));
+    assert_eq!(charge_once(&memory, &limit, REQUESTS, NOW), None);
     assert!(reserve(&memory, &[check(key("k"), &limit, 1)], "reservation", NOW));
     settle(&memory, check(key("k"), &limit, 0), "reservation", NOW);
     let repeated = NOW.after(HOLD_TTL_DEFAULT);
     for request in (0..REQUESTS).step_by(1_000) {
-        assert_eq!(charge_once(&memory, &limit, request, repeated), Ok(true));
+        assert_eq!(charge_once(&memory, &limit, request, repeated), Some(true));
     }
     assert_eq!((used(), memory.events().ids_forgotten.get()), (REQUESTS, 0));
     let forgotten = repeated.after(HOLD_RETENTION).plus(SECOND);
-    assert_eq!(charge_once(&memory, &limit, REQUESTS, forgotten), Ok(true));
+    assert_eq!(charge_once(&memory, &limit, REQUESTS, forgotten), Some(true));
     assert_eq!(used(), REQUESTS + 1);
 }
 
@@ -261,7 +261,10 @@ fn repeated_request_is_not_charged_again_for_its_time() {
 fn expired_holds_stay_known_while_settled_ones_are_forgotten() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(1_000_000));
     let short = terms("expired", Duration::from_millis(1), OnExpiry::Release);
-    memory.reserve(&Checks::from_slice(&[check(key("k"), &limit, 5)]), &short, NOW, any_refused).unwrap();
+    memory
+        .reserve(&Checks::from_slice(&[check(key("k"), &limit, 5)]), &short, NOW, any_refused)
+        .unwrap()
+        .unwrap();
     let later = NOW.plus(SECOND);
     for number in 0..10_000 {
         settle(&memory, check(key("k"), &limit, 1), &number.to_string(), later);
@@ -292,7 +295,7 @@ fn withdrawn_attempt_is_forgotten_and_others_stay() {
     let (memory, limit) = (Memory::new(BYTES, OnFull::Deny), window(10));
     let checks = Checks::from_slice(&[check(key("k"), &limit, 4)]);
     let terms = HoldTerms { attempt: 7, ..terms("a", HOLD_TTL_DEFAULT, OnExpiry::Release) };
-    memory.reserve(&checks, &terms, NOW, any_refused).unwrap();
+    memory.reserve(&checks, &terms, NOW, any_refused).unwrap().unwrap();
     memory.withdraw(&checks, &id("a"), 8, NOW).unwrap();
     assert_eq!(left(&memory, key("k"), &limit), 6);
     memory.withdraw(&checks, &id("a"), 7, NOW).unwrap();
@@ -307,7 +310,7 @@ fn reservation_that_needs_leased_hits_changes_nothing() {
     let terms = terms("a", HOLD_TTL_DEFAULT, OnExpiry::Release);
     let checks = Checks::from_slice(&[check(key("k"), &limit, 6)]);
     let error = memory.reserve(&checks, &terms, NOW, any_refused).unwrap_err();
-    assert_eq!(error, ReserveError::NotLocal(NotLocal::Leased(key("k"))));
+    assert_eq!(error, NotLocal::Leased(key("k")));
     assert!(reserve(&memory, &[check(key("k"), &limit, 5)], "b", NOW));
     let more = Checks::from_slice(&[check(key("k"), &limit, 6)]);
     assert_eq!(memory.settle(&more, &id("b"), UnknownId::Remember, NOW), Err(NotLocal::Leased(key("k"))));
@@ -320,7 +323,10 @@ fn reservation_settled_long_ago_is_forgotten_first() {
     let (memory, limit) = (sharing(), window(1_000_000));
     let slot = memory.slot(key("k"));
     let day = terms("long", HOLD_TTL_MAX, OnExpiry::Release);
-    memory.reserve(&Checks::from_slice(&[check(key("k"), &limit, 5)]), &day, NOW, any_refused).unwrap();
+    memory
+        .reserve(&Checks::from_slice(&[check(key("k"), &limit, 5)]), &day, NOW, any_refused)
+        .unwrap()
+        .unwrap();
     settle(&memory, check(key("k"), &limit, 5), "long", NOW);
     for number in 0..4_000 {
         settle(&memory, check(key("k"), &limit, 1), &number.to_string(), NOW);

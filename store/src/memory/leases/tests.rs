@@ -11,7 +11,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, LimitOrigin, NotLocal, OnFull, OnRefusal, Slot, SlotData,
+    Check, CheckDecision, Checks, LimitOrigin, NotLocal, OnFull, OnRefusal, Slot, SlotData,
     memory::tests::{BYTES, NOW, bucket, key, second_of, window},
 };
 
@@ -69,7 +69,8 @@ fn call_refused_only_for_leased_hits_charges_nothing() {
         on_refusal: OnRefusal::Keep,
         origin: LimitOrigin::Rule,
     };
-    let any_refused = |decisions: &[Decision]| decisions.iter().any(|decision| !decision.verdict.passes());
+    let any_refused =
+        |decisions: &[CheckDecision]| decisions.iter().any(|decision| !decision.verdict.passes());
     let checks = Checks::from([check(key("other")), check(name)]);
     assert_eq!(memory.apply(&checks, NOW, any_refused).unwrap_err(), NotLocal::Leased(name));
     assert_eq!(memory.stats().live, 0);

@@ -7,11 +7,12 @@ use proptest::prelude::*;
 use super::*;
 use tollgate_counter::{
     algorithm::{Counter, Decision, Limit, Operation, laws::every_limit},
+    packed_counter::DecodeError,
     time::SECOND,
 };
 
 use crate::{
-    Check, Checks, CounterOperation, LimitOrigin, NotLocal, OnFull, OnRefusal, SlotDecodeError,
+    Check, Checks, CounterOperation, LimitOrigin, NotLocal, OnFull, OnRefusal,
     memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, stored, window},
 };
 
@@ -379,7 +380,7 @@ proptest! {
                     }
                 }
             }
-            Err(SlotDecodeError::UnsupportedVersion | SlotDecodeError::Malformed) => {}
+            Err(DecodeError::Unknown | DecodeError::Malformed) => {}
         }
     }
 }

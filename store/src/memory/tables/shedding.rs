@@ -7,7 +7,12 @@ use std::{
 
 use tollgate_counter::{lock::Lock, time::Timestamp};
 
-use crate::{Slot, budget::Budget, memory::tables::Tables, table::EVICTION_COST_MAX};
+use crate::{
+    Slot,
+    budget::Budget,
+    memory::tables::Tables,
+    table::{EVICTION_COST_MAX, SlotTable},
+};
 
 /// A slot that needs memory, or a counter that grows, takes it from this many other slots at a time.
 const STARVED_SHED_SLOTS: usize = 8;
@@ -113,54 +118,52 @@ impl Tables {
         now: Timestamp,
         is_needed: impl Fn(&Budget) -> bool,
     ) {
-        let budget = &self.resources.budget;
-        if !is_needed(budget) {
+        if !is_needed(&self.resources.budget) {
             return;
         }
-        let mut walk = self.shedding.walk.lock();
+        let mut shared = self.shedding.walk.lock();
+        if now < shared.paused_until {
+            return;
+        }
+        let mut walk = Walk { next: first.index(), ..Walk::default() };
+        self.shed_next(&mut walk, now, is_needed, |_| true);
         if now < walk.paused_until {
-            return;
-        }
-        for cost_max in SHED_COSTS {
-            let mut before = usize::MAX;
-            // Each round evicts an eighth of the counters that may go.
-            while is_needed(budget) && budget.used() < before {
-                before = budget.used();
-                (0..self.slots())
-                    .map(|number| Slot::at((first.index() + number) % self.slots()))
-                    .take_while(|_| is_needed(budget))
-                    .for_each(|slot| {
-                        self.lock(slot).shed(cost_max, now, &self.resources);
-                    });
-            }
-        }
-        if is_needed(budget) {
-            walk.pause(now);
+            shared.pause(now);
         }
     }
 
     /// Evicts counters of the next slots while memory is overfull, in the order of [`Tables::shed_while`], and returns
     /// the number of slots that it has looked at. Once nothing can be evicted, it waits for [`SHED_PAUSE`].
     pub(in crate::memory) fn shed_some(&self, now: Timestamp) -> usize {
-        let budget = &self.resources.budget;
-        if !budget.is_exceeded() {
+        if !self.resources.budget.is_exceeded() {
             return 0;
         }
-        let mut walk = self.shedding.walk.lock();
         let mut slots = 0;
         let mut bytes = 0;
-        while walk.paused_until <= now
-            && budget.is_exceeded()
-            && slots < SHED_SLOTS_MAX
-            && bytes < SHED_BYTES_MAX
-        {
-            let mut table = self.lock(Slot::at(walk.next));
+        self.shed_next(&mut self.shedding.walk.lock(), now, Budget::is_exceeded, |table| {
+            slots += 1;
             bytes += table.bytes();
+            slots < SHED_SLOTS_MAX && bytes < SHED_BYTES_MAX
+        });
+        slots
+    }
+
+    /// Goes on with a walk while eviction is needed and not paused, up to the first table for which `goes_on` returns
+    /// false.
+    fn shed_next(
+        &self,
+        walk: &mut Walk,
+        now: Timestamp,
+        is_needed: impl Fn(&Budget) -> bool,
+        mut goes_on: impl FnMut(&SlotTable) -> bool,
+    ) {
+        let mut is_last = false;
+        while !is_last && walk.paused_until <= now && is_needed(&self.resources.budget) {
+            let mut table = self.lock(Slot::at(walk.next));
+            is_last = !goes_on(&table);
             let has_evicted = table.shed(SHED_COSTS[walk.cost], now, &self.resources);
             drop(table);
             walk.advance(has_evicted, self.slots(), now);
-            slots += 1;
         }
-        slots
     }
 }

@@ -9,8 +9,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, CounterOperation, HoldId, HoldOutcome, HoldTerms, LimitOrigin, Memory, OnExpiry, OnFull,
-    OnRefusal, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, OwnTerms, UnknownId,
+    Check, CheckDecision, CounterOperation, HoldId, HoldOutcome, HoldTerms, LimitOrigin, Memory, OnExpiry,
+    OnFull, OnRefusal, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, OwnTerms, UnknownId,
     memory::tests::{BYTES, NOW, key},
 };
 
@@ -75,10 +75,10 @@ proptest! {
                 let check = |key| Check {
                     key, limit, operation: Operation::Charge(hits), on_refusal: OnRefusal::TakeBack, origin: LimitOrigin::Rule,
                 };
-                let refused = |each: &[Decision]| each.iter().any(|decision| !decision.verdict.passes());
+                let refused = |each: &[CheckDecision]| each.iter().any(|decision| !decision.verdict.passes());
                 let other = Check { limit: rule, ..check(other) };
                 let decisions = memory.apply(&[check(name), other], now, refused).unwrap();
-                decisions.iter().copied().map(without_receipt).collect::<Vec<_>>()
+                decisions.iter().map(|each| without_receipt(each.decision)).collect::<Vec<_>>()
             };
             let operation = match step {
                 Step::Own(allowance, factor) => {
@@ -256,11 +256,11 @@ fn limit_of_a_request_decides_in_place_of_own_limit() {
         both(CounterOperation::Show);
         let set = |memory: &Memory| {
             let checks = [check(Operation::Charge(2)), Check { key: other, ..check(Operation::Charge(6)) }];
-            let refused = |each: &[Decision]| each.iter().any(|decision| !decision.verdict.passes());
+            let refused = |each: &[CheckDecision]| each.iter().any(|decision| !decision.verdict.passes());
             let decisions = memory.apply(&checks, NOW, refused).unwrap();
             let dry_run = memory.dry_run(&checks.into_iter().collect(), NOW, refused);
-            assert_eq!((decisions.own(0), dry_run.decisions.own(0)), (None, None));
-            let each = decisions.iter().chain(&*dry_run.decisions).copied().map(without_receipt);
+            assert_eq!((decisions[0].own, dry_run.decisions[0].own), (None, None));
+            let each = decisions.iter().chain(&dry_run.decisions).map(|each| without_receipt(each.decision));
             each.chain([without_receipt(dry_run.before[0].peek)]).collect::<Vec<_>>()
         };
         assert_eq!(set(&memory), set(&model));

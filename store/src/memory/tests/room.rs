@@ -41,10 +41,8 @@ fn refusals_without_room_are_counted_and_not_recorded() {
         };
         let [with_penalty, plain] =
             [&limit, limit.plain()].map(|limit| memory.apply_single(&Check { limit, ..check }, NOW).unwrap());
-        let shown = |decided: &SingleDecision| {
-            let Decision { verdict, remaining, reset_after, .. } = decided.decision;
-            (verdict, remaining, reset_after)
-        };
+        let shown =
+            |decided: &CheckDecision<Infallible>| (decided.verdict, decided.remaining, decided.reset_after);
         assert_eq!(shown(&with_penalty), shown(&plain));
     }
 }

@@ -144,7 +144,7 @@ proptest! {
                 Step::Reserve { name, hits, ttl, on_expiry } => {
                     let terms = terms(&name.to_string(), Duration::from_millis(ttl), on_expiry);
                     let checks = Checks::from_slice(&[check(key("k"), limit, hits)]);
-                    memory.reserve(&checks, &terms, now, any_refused).unwrap();
+                    memory.reserve(&checks, &terms, now, any_refused).unwrap().unwrap();
                 }
                 Step::Settle { name, hits } => {
                     settle(&memory, check(key("k"), limit, hits), &name.to_string(), now);

@@ -12,7 +12,7 @@ fn parted_with(limit: &Limit, on_expiry: OnExpiry) -> (Memory, Memory, SlotData)
     let (one, other) = (sharing(), Memory::new(BYTES, OnFull::Deny).with_slots(SLOTS.into()).shared());
     let terms = terms("a", HOLD_TTL_DEFAULT, on_expiry);
     let checks = Checks::from_slice(&[check(key("k"), limit, 4)]);
-    assert!(one.reserve(&checks, &terms, NOW, any_refused).unwrap().is_held);
+    assert!(one.reserve(&checks, &terms, NOW, any_refused).unwrap().unwrap().is_held);
     let slot = one.slot(key("k"));
     let copy = one.whole(slot).data;
     other.acquire(slot, copy.clone(), NOW);

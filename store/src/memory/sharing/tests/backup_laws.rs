@@ -98,7 +98,7 @@ impl Owner {
             Step::Reserve { name, hits, ttl, on_expiry } => {
                 let on_expiry = if frees_places { OnExpiry::Release } else { *on_expiry };
                 let terms = terms(*name, *ttl, on_expiry).unwrap();
-                drop(memory.reserve(&checks(*hits), &terms, now, refused).unwrap());
+                drop(memory.reserve(&checks(*hits), &terms, now, refused).unwrap().unwrap());
             }
             Step::Settle { name, hits } => {
                 let hits = if frees_places && *name < 200 { &0 } else { hits };
@@ -115,7 +115,7 @@ impl Owner {
             }
             Step::ChargeWithId { name, hits } => {
                 let terms = terms(*name, 60_000, OnExpiry::Charge).unwrap();
-                if memory.reserve(&checks(*hits), &terms, now, refused).unwrap().is_held {
+                if memory.reserve(&checks(*hits), &terms, now, refused).unwrap().unwrap().is_held {
                     memory.settle(&checks(*hits), &id(*name), UnknownId::Remember, now).unwrap();
                 }
             }
@@ -137,7 +137,7 @@ impl Owner {
     }
 }
 
-fn refused(decisions: &[tollgate_counter::algorithm::Decision]) -> bool {
+fn refused(decisions: &[crate::CheckDecision]) -> bool {
     decisions.iter().any(|decision| !decision.verdict.passes())
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use tollgate_counter::algorithm::laws::with_penalty;
 
-use crate::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, Lead, OnExpiry, UnknownId};
+use crate::{CheckDecision, HOLD_TTL_DEFAULT, HoldId, HoldTerms, Lead, OnExpiry, UnknownId};
 
 const DAY: u64 = 86_400 * SECOND;
 /// What the other clock shows more: whole parts of windows, which begin at the same instants under any clock.
@@ -32,12 +32,12 @@ fn history(limit: &Limit, now: Timestamp) -> Memory {
         on_refusal: OnRefusal::TakeBack,
         origin: LimitOrigin::Rule,
     };
-    let refused = |decisions: &[Decision]| !decisions[0].verdict.passes();
+    let refused = |decisions: &[CheckDecision]| !decisions[0].verdict.passes();
     operation(&memory, one, limit, Operation::Charge(4), now).unwrap();
     for (name, on_expiry) in [("a", OnExpiry::Release), ("b", OnExpiry::Charge)] {
         let id = HoldId::new(name.as_bytes()).unwrap();
         let terms = HoldTerms::new(id, HOLD_TTL_DEFAULT, on_expiry).unwrap();
-        memory.reserve(&Checks::from_slice(&[check(2)]), &terms, now.plus(SECOND), refused).unwrap();
+        memory.reserve(&Checks::from_slice(&[check(2)]), &terms, now.plus(SECOND), refused).unwrap().unwrap();
     }
     let ended = HoldId::new(b"b").unwrap();
     memory
