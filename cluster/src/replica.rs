@@ -26,7 +26,7 @@ use tollgate_store::{
 use tracing::{info, warn};
 
 use crate::{
-    Departure, MemberId, MemberState, Tuning,
+    ClusterError, Departure, MemberId, MemberState, Tuning,
     calls::{OpenRounds, Round},
     link::{self, LinkHandler, LinkListener, Links, SeedState},
     node::{ClusterNode, ClusterView, NodeAction, NodeSettings, TICK, TICK_IDLE},
@@ -104,7 +104,7 @@ impl Cluster {
         stored: Vec<StoredSlot>,
         active_rules: Arc<ActiveRules>,
         clock: Clock,
-    ) -> Result<(Self, LinkListener), link::LinkError> {
+    ) -> Result<(Self, LinkListener), ClusterError> {
         let ClusterSettings { link, tuning } = settings;
         let local_id = MemberId::starting_at(clock.now());
         let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
@@ -144,7 +144,7 @@ impl Cluster {
     }
 
     /// Runs the replica until [`Cluster::leave`] has ended.
-    pub async fn run(self, listening: LinkListener) -> Result<(), link::LinkError> {
+    pub async fn run(self, listening: LinkListener) -> Result<(), ClusterError> {
         let mut tasks = JoinSet::new();
         tasks.spawn(self.clone().run_ticks());
         tasks.spawn(self.clone().follow_seeds());

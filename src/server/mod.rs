@@ -8,7 +8,7 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-use tollgate_cluster::link;
+use tollgate_cluster::ClusterError;
 use tollgate_counter::time::{Clock, ClockOutOfRange};
 use tollgate_rules::{ActiveRules, RuleStatsRegistry};
 use tollgate_shared_store::PasswordError;
@@ -122,7 +122,7 @@ pub enum ServiceError {
     Traces(#[from] traces::TraceError),
     /// The cluster links cannot start, or failed.
     #[error(transparent)]
-    Cluster(#[from] link::LinkError),
+    Cluster(#[from] ClusterError),
     /// A password of the shared store cannot be read.
     #[error("store.redis.password_file: {0}")]
     Password(#[from] PasswordError),
@@ -366,7 +366,7 @@ struct Tasks {
     /// What follows the system clock.
     clock: JoinSet<ClockOutOfRange>,
     /// The links to other replicas; empty without a cluster.
-    links: JoinSet<Result<(), link::LinkError>>,
+    links: JoinSet<Result<(), ClusterError>>,
 }
 
 impl Tasks {

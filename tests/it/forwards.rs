@@ -12,7 +12,7 @@ use std::{
 
 use tempfile::TempDir;
 use tokio::task::JoinSet;
-use tollgate_cluster::{Cluster, Trust, link};
+use tollgate_cluster::{Cluster, ClusterError, Trust, link};
 use tollgate_counter::{
     algorithm::{Classic, Excess, FixedWindow, Limit, Operation, Window},
     descriptor::{Entry, Key, KeyText, Secret},
@@ -40,7 +40,7 @@ struct Pair {
     caller: Remote,
     other: Cluster,
     memories: [Arc<Memory>; 2],
-    _running: JoinSet<Result<(), link::LinkError>>,
+    _running: JoinSet<Result<(), ClusterError>>,
     _folder: TempDir,
 }
 

@@ -4,6 +4,7 @@
 //! order in which it was sent, across any number of broken connections. [`LinkHandler`] interprets the bytes.
 
 use std::{
+    fmt::Display,
     io,
     net::SocketAddr,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -21,7 +22,7 @@ use tollgate_counter::time::Clock;
 use tollgate_net::accept::Acceptor;
 use tracing::{info, warn};
 
-use crate::{Departure, MemberId, Trust, TrustError, trust::Credentials};
+use crate::{ClusterError, Departure, MemberId, Trust, trust::Credentials};
 
 mod addresses;
 mod advertise;
@@ -60,33 +61,6 @@ pub struct LinkSettings {
     pub seeds: Vec<String>,
     /// The certificates or the secret that authenticate members.
     pub trust: Trust,
-}
-
-/// Why links cannot start or have failed.
-#[derive(Debug, thiserror::Error)]
-pub enum LinkError {
-    /// Binding the listener failed.
-    #[error("cluster.listen: cannot listen on {address}: {error}")]
-    Listen {
-        /// The configured address.
-        address: SocketAddr,
-        /// The cause.
-        error: io::Error,
-    },
-    /// A setting is not a valid address.
-    #[error("cluster.{setting}: {value:?} is not HOST:PORT")]
-    Address {
-        /// The name of the setting.
-        setting: &'static str,
-        /// The value of the setting.
-        value: String,
-    },
-    /// The certificates or the secret cannot be used.
-    #[error(transparent)]
-    Trust(#[from] TrustError),
-    /// A task exited unexpectedly.
-    #[error("a link task exited unexpectedly: {0}")]
-    TaskEnded(String),
 }
 
 /// Receives and supplies the batches of the links. Link tasks call it, for each peer one call at a time. An
@@ -137,16 +111,14 @@ impl Links {
         settings: LinkSettings,
         local_id: MemberId,
         clock: Clock,
-    ) -> Result<(Self, LinkListener), LinkError> {
+    ) -> Result<(Self, LinkListener), ClusterError> {
         let credentials = Arc::new(Credentials::load(settings.trust.clone(), clock.clone()).await?);
-        for seed in &settings.seeds {
-            advertise::validate("seed", seed)?;
-        }
-        let failed = |error| LinkError::Listen { address: settings.listen, error };
+        let failed = |error: io::Error| {
+            ClusterError(format!("cluster.listen: cannot listen on {}: {error}", settings.listen))
+        };
         let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let advertised = advertise::address(settings.advertise.as_deref(), address, &settings.seeds).await;
-        advertise::validate("advertise", &advertised)?;
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
         let links = Self(Arc::new(Hub::new(local_id, advertised, settings, credentials, clock, commands)));
         let listening =
@@ -235,7 +207,7 @@ impl LinkListener {
     }
 
     /// Accepts and dials until [`Links::close`] is called. Owns every task of the links: dropping the future ends them.
-    pub async fn run(self, handler: Arc<dyn LinkHandler>) -> Result<(), LinkError> {
+    pub async fn run(self, handler: Arc<dyn LinkHandler>) -> Result<(), ClusterError> {
         let Self { listener, address, mut commands, links } = self;
         let hub = links.0.0.clone();
         // Set once, because the listener is consumed.
@@ -264,10 +236,9 @@ impl LinkListener {
                 (permit, (socket, from)) = next_connection => {
                     tasks.spawn(dial::accept(hub.clone(), socket, from, permit));
                 }
-                Some(ended) = tasks.join_next() => ended.map_err(|panic| LinkError::TaskEnded(panic.to_string()))?,
+                Some(ended) = tasks.join_next() => ended.map_err(task_ended)?,
                 Some(ended) = background.join_next() => {
-                    let reason = ended.err().map_or("background task returned".to_owned(), |panic| panic.to_string());
-                    return Err(LinkError::TaskEnded(reason));
+                    return Err(ended.map_or_else(task_ended, |()| task_ended("background task returned")));
                 }
             }
         };
@@ -281,6 +252,10 @@ impl LinkListener {
         tasks.shutdown().await;
         Ok(())
     }
+}
+
+fn task_ended(reason: impl Display) -> ClusterError {
+    ClusterError(format!("a link task exited unexpectedly: {reason}"))
 }
 
 /// Executes one command.

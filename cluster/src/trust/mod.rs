@@ -3,7 +3,8 @@
 //! The authority is the operator's, or one that each process derives from the cluster's secret.
 
 use std::{
-    fmt, fs,
+    fmt::{self, Display},
+    fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -18,6 +19,8 @@ use tollgate_rules::file_watch::{
     FileComparison, FileWatch, SETTLE, WatchedFiles, fingerprint, read_blocking,
 };
 use tracing::{error, info, warn};
+
+use crate::ClusterError;
 
 mod identity;
 mod secret;
@@ -54,26 +57,9 @@ pub struct Files {
     pub ca: PathBuf,
 }
 
-/// Why credentials cannot be loaded.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum TrustError {
-    /// Neither certificates nor a secret are configured.
-    #[error("links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca")]
-    NotConfigured,
-    /// Reading ended with a panic.
-    #[error("cluster: reading the secret or the certificates failed: {0}")]
-    Panicked(String),
-    /// A file cannot be used.
-    #[error("cluster.{setting}: {path}: {reason}", path = path.display())]
-    File {
-        /// The setting that names it.
-        setting: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-}
+/// What is wrong if neither certificates nor a secret are configured.
+pub const TRUST_MISSING: &str =
+    "links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca";
 
 /// The TLS configurations of handshakes, replaced when files change or the own certificate is due for renewal.
 pub(crate) struct Credentials {
@@ -101,7 +87,7 @@ struct CertificateContents {
 
 impl Credentials {
     /// Loads the credentials from the files; any invalid file is an error.
-    pub(crate) async fn load(trust: Trust, clock: Clock) -> Result<Self, TrustError> {
+    pub(crate) async fn load(trust: Trust, clock: Clock) -> Result<Self, ClusterError> {
         let reading = trust.clone();
         let read = move || {
             let read = Material::read(&reading);
@@ -109,7 +95,10 @@ impl Credentials {
         };
         let initial = match task::spawn_blocking(read).await {
             Ok(read) => read?,
-            Err(panic) => return Err(TrustError::Panicked(panic.to_string())),
+            Err(panic) => {
+                let reason = format!("cluster: reading the secret or the certificates failed: {panic}");
+                return Err(ClusterError(reason));
+            }
         };
         let active = ArcSwap::from_pointee(initial.1.compile(&clock)?);
         trust.warn_if_exposed();
@@ -152,8 +141,8 @@ struct CredentialFiles {
 }
 
 impl WatchedFiles for CredentialFiles {
-    type Contents = Result<Material<Secrets>, TrustError>;
-    type Error = TrustError;
+    type Contents = Result<Material<Secrets>, ClusterError>;
+    type Error = ClusterError;
     // A certificate may not be valid yet.
     const DEPENDS_ON_TIME: bool = true;
 
@@ -169,7 +158,7 @@ impl WatchedFiles for CredentialFiles {
         read_blocking(move || Material::read(&credentials.trust)).await
     }
 
-    async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), TrustError>> {
+    async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), ClusterError>> {
         let clock = self.credentials.clock.clone();
         let build = move || {
             let derived = contents?.derive()?;
@@ -185,7 +174,7 @@ impl WatchedFiles for CredentialFiles {
         }))
     }
 
-    fn refused(&mut self, error: TrustError) {
+    fn refused(&mut self, error: ClusterError) {
         error!(%error, "kept the previous credentials of links: the new ones cannot be used");
     }
 }
@@ -204,44 +193,44 @@ impl Trust {
 }
 
 impl Material<Secrets> {
-    fn read(trust: &Trust) -> Result<Self, TrustError> {
+    fn read(trust: &Trust) -> Result<Self, ClusterError> {
         if let Some(files) = &trust.files {
             let cert = read("cert", &files.cert)?;
             let key = read("key", &files.key)?;
             let ca = read("ca", &files.ca)?;
             return Ok(Self::Certificates(files.clone(), CertificateContents { cert, key, ca }));
         }
-        let path = trust.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
+        let path = trust.secret_file.as_deref().ok_or_else(|| ClusterError(TRUST_MISSING.to_owned()))?;
         let secrets = Secrets::parse(&read("secret_file", path)?);
         let secrets = secrets.map_err(|reason| file_error("secret_file", path, reason))?;
         Ok(Self::Secrets(path.to_owned(), secrets))
     }
 
     /// Derives the authorities. Blocks for long: do not call it on a thread that answers requests.
-    fn derive(self) -> Result<Material<Authorities>, TrustError> {
+    fn derive(self) -> Result<Material<Authorities>, ClusterError> {
         match self {
             Self::Certificates(files, contents) => Ok(Material::Certificates(files, contents)),
             Self::Secrets(path, secrets) => match secrets.derive() {
                 Ok(authorities) => Ok(Material::Secrets(path, authorities)),
-                Err(error) => Err(file_error("secret_file", &path, error.to_string())),
+                Err(error) => Err(file_error("secret_file", &path, error)),
             },
         }
     }
 }
 
 impl Material<Authorities> {
-    fn compile(&self, clock: &Clock) -> Result<TlsConfigs, TrustError> {
+    fn compile(&self, clock: &Clock) -> Result<TlsConfigs, ClusterError> {
         match self {
             Self::Certificates(files, contents) => files.configs(contents, clock),
             Self::Secrets(path, authorities) => {
-                authorities.configs(clock).map_err(|error| file_error("secret_file", path, error.to_string()))
+                authorities.configs(clock).map_err(|error| file_error("secret_file", path, error))
             }
         }
     }
 }
 
 impl Files {
-    fn configs(&self, certificates: &CertificateContents, clock: &Clock) -> Result<TlsConfigs, TrustError> {
+    fn configs(&self, certificates: &CertificateContents, clock: &Clock) -> Result<TlsConfigs, ClusterError> {
         let CertificateContents { cert, key, ca } = certificates;
         let now = unix_time(clock.wall());
         let own = own_certificate(cert, key, &self.cert, now).map_err(|bad| match bad {
@@ -250,16 +239,16 @@ impl Files {
         })?;
         let roots = authorities(ca, now).map_err(|reason| file_error("ca", &self.ca, reason))?;
         TlsConfigs::new(own.pair, roots, Timestamp::MAX, clock)
-            .map_err(|error| file_error("cert", &self.cert, error.to_string()))
+            .map_err(|error| file_error("cert", &self.cert, error))
     }
 }
 
-fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, TrustError> {
+fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, ClusterError> {
     read_file(path).map_err(|reason| file_error(setting, path, reason))
 }
 
-fn file_error(setting: &'static str, path: &Path, reason: String) -> TrustError {
-    TrustError::File { setting, path: path.to_owned(), reason }
+fn file_error(setting: &'static str, path: &Path, reason: impl Display) -> ClusterError {
+    ClusterError(format!("cluster.{setting}: {}: {reason}", path.display()))
 }
 
 // Keys must not appear in logs.

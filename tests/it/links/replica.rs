@@ -13,8 +13,8 @@ use prost::bytes::Bytes;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tollgate_cluster::{
-    Departure, MemberId, Trust,
-    link::{LinkError, LinkHandler, LinkSettings, Links},
+    ClusterError, Departure, MemberId, Trust,
+    link::{LinkHandler, LinkSettings, Links},
 };
 use tollgate_counter::time::{Clock, Timestamp};
 
@@ -74,7 +74,7 @@ pub struct Replica {
     pub links: Links,
     pub traffic: Arc<RecordedTraffic>,
     pub listen: SocketAddr,
-    pub task: JoinHandle<Result<(), LinkError>>,
+    pub task: JoinHandle<Result<(), ClusterError>>,
 }
 
 /// Trust by the secrets of a file.
