@@ -147,7 +147,6 @@ impl Cluster {
     pub async fn run(self, listening: LinkListener) -> Result<(), ClusterError> {
         let mut tasks = JoinSet::new();
         tasks.spawn(self.clone().run_ticks());
-        tasks.spawn(self.clone().follow_seeds());
         tasks.spawn(self.clone().log_degraded());
         let ended = listening.run(self.0.clone()).await;
         tasks.shutdown().await;
@@ -160,21 +159,11 @@ impl Cluster {
             let pause = self.0.pause_until(due);
             tokio::select! {
                 () = sleep(pause) => self.0.with_node(|node, now| {
+                    node.seeds_tried(matches!(self.0.links.seed_state(), SeedState::NotFound(_)));
                     node.tick(now);
                     node.report(&mut self.0.local_share.lock(), now);
                 }),
                 () = self.0.tick_hastened.notified() => {}
-            }
-        }
-    }
-
-    async fn follow_seeds(self) {
-        let mut seeds = self.0.links.seeds();
-        loop {
-            let state = *seeds.borrow_and_update();
-            self.0.with_node(|node, _| node.seeds_tried(matches!(state, SeedState::NotFound(_))));
-            if seeds.changed().await.is_err() {
-                return;
             }
         }
     }

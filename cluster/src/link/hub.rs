@@ -33,7 +33,7 @@ pub(crate) struct Hub {
     addresses: Mutex<Addresses>,
     commands: mpsc::Sender<Command>,
     pub(super) phase: watch::Sender<LinksPhase>,
-    pub(super) seeds: watch::Sender<SeedState>,
+    pub(super) seeds: Mutex<SeedState>,
     clock: Clock,
     /// Set when the links run. Weak, because a handler has the links.
     pub(super) handler: OnceLock<Weak<dyn LinkHandler>>,
@@ -74,7 +74,7 @@ impl Hub {
             addresses: Mutex::default(),
             commands,
             phase: watch::Sender::new(LinksPhase::Open),
-            seeds: watch::Sender::new(SeedState::Searching),
+            seeds: Mutex::new(SeedState::Searching),
             clock,
             handler: OnceLock::new(),
         }

@@ -13,12 +13,12 @@ use std::{
 
 use tokio::{
     net::TcpListener,
-    sync::{Semaphore, mpsc, watch},
+    sync::{Semaphore, mpsc},
     task::JoinSet,
     time::{Instant, timeout_at},
 };
 use tokio_util::bytes::Bytes;
-use tollgate_counter::time::Clock;
+use tollgate_counter::{lock::lock, time::Clock};
 use tollgate_net::accept::Acceptor;
 use tracing::{info, warn};
 
@@ -175,12 +175,7 @@ impl Links {
 
     /// The state of the search at the seeds.
     pub fn seed_state(&self) -> SeedState {
-        *self.0.seeds.borrow()
-    }
-
-    /// A receiver of every change of the search at the seeds.
-    pub fn seeds(&self) -> watch::Receiver<SeedState> {
-        self.0.seeds.subscribe()
+        *lock(&self.0.seeds)
     }
 
     /// Addresses that reject links with the reasons, if there are any and no link is up. Then a certificate, a secret

@@ -37,10 +37,7 @@ const ADDRESSES_MAX: usize = 256;
 pub(super) async fn watch(hub: Arc<Hub>) {
     let since = Stopwatch::start();
     let all = Mutex::new(vec![SeedState::Searching; hub.settings.seeds.len()]);
-    let publish = |all: &[SeedState]| {
-        let state = summary(all, since.elapsed());
-        hub.seeds.send_if_modified(|former| std::mem::replace(former, state) != state);
-    };
+    let publish = |all: &[SeedState]| *lock(&hub.seeds) = summary(all, since.elapsed());
     publish(&lock(&all));
     let seeds = hub.settings.seeds.iter().enumerate();
     join_all(seeds.map(|(index, seed)| {
