@@ -92,7 +92,6 @@ pub(super) struct Replica {
     /// Notified when the next tick is due earlier than before.
     tick_hastened: Notify,
     state: watch::Sender<MemberState>,
-    left: watch::Sender<bool>,
 }
 
 impl Cluster {
@@ -138,7 +137,6 @@ impl Cluster {
             history: Mutex::default(),
             tick_hastened: Notify::new(),
             state: watch::Sender::new(MemberState::Joining),
-            left: watch::Sender::new(false),
         };
         Ok((Self(Arc::new(replica)), listening))
     }
@@ -228,21 +226,17 @@ impl Cluster {
 
     /// Waits until every slot is handed off and no other replica needs the copies here.
     pub async fn drained(&self) {
-        // As in `joined`, the channel does not close.
-        let _ = self.0.left.subscribe().wait_for(|left| *left).await;
+        while !self.0.with_node(|node, now| node.is_drained(now)) {
+            sleep(TICK).await;
+        }
     }
 
     /// Announces the leaving of this replica and closes all links within this time. Returns the number of slots that
     /// were not handed off.
     pub async fn leave(&self, within: Duration) -> usize {
-        // A replica that does not know of the departure yet may have forwarded another check.
-        let done = async {
-            while !self.0.with_node(|node, now| node.is_drained(now)) {
-                sleep(TICK).await;
-            }
-        };
-        // After the timeout the links are closed all the same.
-        let _ = timeout(within, done).await;
+        // A replica that does not know of the departure yet may have forwarded another check. After the timeout the links
+        // are closed all the same.
+        let _ = timeout(within, self.drained()).await;
         let left = self.0.with_node(|node, _| node.owned_slots().count());
         self.0.links.close(within).await;
         left
@@ -331,8 +325,8 @@ impl Replica {
             if node.hasten_tick(now) {
                 self.tick_hastened.notify_one();
             }
-            if let Some(state) = node.new_state() {
-                self.state.send_replace(state);
+            if *self.state.borrow() != node.state() {
+                self.state.send_replace(node.state());
             }
             (result, node.ready_peers(), node.actions())
         };
@@ -353,9 +347,6 @@ impl Replica {
                     self.active_rules.set_secret(secret);
                     // The keys in it were hashed with another secret.
                     self.local_share.lock().clear();
-                }
-                NodeAction::Leave => {
-                    self.left.send_replace(true);
                 }
                 NodeAction::LogJoined => info!("joined the cluster: the owners of the slots are known"),
                 NodeAction::LogClusterAdopted => {
