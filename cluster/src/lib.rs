@@ -25,7 +25,7 @@ mod tuning;
 mod wire;
 
 pub use error::ClusterError;
-pub use link::{SeedFailures, SeedState};
+pub use link::SeedState;
 pub use member::{Departure, MemberId};
 pub use message::MemberState;
 pub use node::{ClusterView, MemberDeparture, MemberView};

@@ -157,7 +157,7 @@ impl Cluster {
             let pause = self.0.pause_until(due);
             tokio::select! {
                 () = sleep(pause) => self.0.with_node(|node, now| {
-                    node.seeds_tried(matches!(self.0.links.seed_state(), SeedState::NotFound(_)));
+                    node.seeds_tried(self.0.links.seed_state() == SeedState::NotFound);
                     node.tick(now);
                     node.report(&mut self.0.local_share.lock(), now);
                 }),

@@ -8,7 +8,7 @@ const DOORS: [(&str, &str); 13] = [
     (
         "cluster",
         "Cluster ClusterError ClusterSettings ClusterStats ClusterView Departure Files LinkTrust MemberDeparture MemberId MemberState \
-          MemberView PROTOCOL_VERSION SeedFailures SeedState TRUST_MISSING Trust Tuning fuzz link",
+          MemberView PROTOCOL_VERSION SeedState TRUST_MISSING Trust Tuning fuzz link",
     ),
     (
         "counter",

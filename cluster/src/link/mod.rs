@@ -41,7 +41,7 @@ mod session;
 mod stats;
 mod ticks;
 
-pub use addresses::{SeedFailures, SeedState, Strangers};
+pub use addresses::{SeedState, Strangers};
 pub use advertise::is_host_port;
 pub use stats::{LinkFailure, LinkStats};
 #[cfg(test)]
