@@ -321,7 +321,7 @@ impl ClusterNode {
         self.members.has_drained_long(now)
             && !self.forwarding.has_peer_checks()
             && !self.slots.backup_sender.has_unanswered()
-            && self.slots.ownership.hand_offs.is_empty()
+            && !self.slots.ownership.has_hand_offs()
             && !self.slots.are_needed(&self.members)
     }
 
