@@ -2,10 +2,8 @@
 
 use std::sync::LazyLock;
 
-use redis::{Cmd, Value, from_redis_value};
+use redis::{Value, from_redis_value};
 use tollgate_counter::time::Timestamp;
-
-use crate::value::claim_mark;
 
 /// Compares and sets groups of keys, each group as a whole.
 ///
@@ -75,24 +73,6 @@ return {seconds, micros, reply}
 
 pub(super) static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Script::new(SOURCE));
 
-/// One key of a group.
-#[derive(Debug)]
-pub(super) struct ValueChange<'b> {
-    pub(super) key: Vec<u8>,
-    pub(super) expected: &'b [u8],
-    /// The new value, empty for none, and its expiry in milliseconds; `None` leaves the key as it is.
-    pub(super) new: Option<(&'b [u8], u64)>,
-}
-
-/// Keys that change together or not at all.
-#[derive(Debug)]
-pub(super) struct KeyGroup<'b> {
-    pub(super) keys: Vec<ValueChange<'b>>,
-    pub(super) claim: Option<ClaimTerms>,
-    /// Whether other replicas learn of the change, because it may end refusals.
-    pub(super) is_announced: bool,
-}
-
 /// A claim, if the values differ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClaimTerms {
@@ -118,31 +98,6 @@ pub(super) enum KeyGroupReply {
     Applied,
     /// Nothing was set. The values of its keys; empty if there is none.
     Differs(Vec<Vec<u8>>),
-}
-
-/// The command that calls the script.
-pub(super) fn call(command: &str, script: &str, groups: &[KeyGroup<'_>], channel: &str) -> Cmd {
-    let keys: usize = groups.iter().map(|group| group.keys.len()).sum();
-    let mut cmd = Cmd::with_capacity(3 + 4 * keys + 4 * groups.len(), 96 + 128 * keys);
-    cmd.arg(command).arg(script).arg(keys);
-    for change in groups.iter().flat_map(|group| &group.keys) {
-        cmd.arg(&change.key);
-    }
-    for KeyGroup { keys, claim, is_announced } in groups {
-        cmd.arg(keys.len());
-        match claim {
-            None => cmd.arg(0).arg(""),
-            Some(ClaimTerms { replica, millis }) => cmd.arg(*millis).arg(&claim_mark(*replica)),
-        };
-        cmd.arg(if *is_announced { channel } else { "" });
-        for ValueChange { expected, new, .. } in keys {
-            match new {
-                None => cmd.arg(*expected).arg("").arg(""),
-                Some((value, expiry)) => cmd.arg(*expected).arg(*value).arg(*expiry),
-            };
-        }
-    }
-    cmd
 }
 
 /// Reads the answer about so many groups; `None` if it is not one of this script.
