@@ -27,7 +27,7 @@ mod secret;
 
 pub(crate) use identity::TlsConfigs;
 
-use secret::{Authorities, Secrets};
+use secret::Secrets;
 
 /// The longest interval between checks of the age of this process's certificate.
 const RENEWAL_CHECK_INTERVAL_MAX: Duration = Duration::from_secs(60);
@@ -66,19 +66,22 @@ pub(crate) struct Credentials {
     trust: Trust,
     clock: Clock,
     active: ArcSwap<TlsConfigs>,
-    // The fingerprint of the files at the start, and what is derived from them.
-    initial: (u128, Material<Authorities>),
+    // The fingerprint of the files at the start, and what makes configurations from them.
+    initial: (u128, Issue),
 }
 
-/// The files and their content: certificates, or secrets, from which authorities are derived.
-#[derive(Clone, Hash)]
-enum Material<S> {
+/// Makes TLS configurations: from certificates, or with a certificate that authorities of the secrets sign.
+type Issue = Arc<dyn Fn(&Clock) -> Result<TlsConfigs, ClusterError> + Send + Sync>;
+
+/// The files and their content.
+#[derive(Hash)]
+enum Material {
     Certificates(Files, CertificateContents),
-    Secrets(PathBuf, S),
+    Secrets(PathBuf, Secrets),
 }
 
 /// The content of [`Files`].
-#[derive(Clone, Hash)]
+#[derive(Hash)]
 struct CertificateContents {
     cert: Vec<u8>,
     key: Vec<u8>,
@@ -91,7 +94,7 @@ impl Credentials {
         let reading = trust.clone();
         let read = move || {
             let read = Material::read(&reading);
-            Ok((fingerprint(&read), read?.derive()?))
+            Ok((fingerprint(&read), read?.issuer()?))
         };
         let initial = match task::spawn_blocking(read).await {
             Ok(read) => read?,
@@ -100,7 +103,7 @@ impl Credentials {
                 return Err(ClusterError(reason));
             }
         };
-        let active = ArcSwap::from_pointee(initial.1.compile(&clock)?);
+        let active = ArcSwap::from_pointee(initial.1(&clock)?);
         trust.warn_if_exposed();
         Ok(Self { trust, clock, active, initial })
     }
@@ -112,9 +115,9 @@ impl Credentials {
 
     /// Watches the files and renews the own certificate until it is dropped.
     pub(crate) async fn watch(self: Arc<Self>) {
-        let (fingerprint, derived) = self.initial.clone();
+        let (fingerprint, issue) = self.initial.clone();
         let poll_interval = self.trust.poll_interval;
-        let files = CredentialFiles { credentials: self, derived };
+        let files = CredentialFiles { credentials: self, issue };
         FileWatch::with_active(files, fingerprint).run(poll_interval).await;
     }
 
@@ -126,22 +129,22 @@ impl Credentials {
     }
 
     /// Issues a new certificate for this process.
-    fn renew(&self, derived: &Material<Authorities>) {
-        match derived.compile(&self.clock) {
+    fn renew(&self, issue: &Issue) {
+        match issue(&self.clock) {
             Ok(configs) => self.active.store(Arc::new(configs)),
             Err(error) => error!(%error, "kept the previous certificate: issuing a new one failed"),
         }
     }
 }
 
-/// The files of the credentials, and what is derived from those that are active.
+/// The files of the credentials, and what makes configurations from those that are active.
 struct CredentialFiles {
     credentials: Arc<Credentials>,
-    derived: Material<Authorities>,
+    issue: Issue,
 }
 
 impl WatchedFiles for CredentialFiles {
-    type Contents = Result<Material<Secrets>, ClusterError>;
+    type Contents = Result<Material, ClusterError>;
     type Error = ClusterError;
     // A certificate may not be valid yet.
     const DEPENDS_ON_TIME: bool = true;
@@ -149,7 +152,7 @@ impl WatchedFiles for CredentialFiles {
     async fn wait(&mut self, _last: FileComparison, poll_interval: Duration) {
         sleep(poll_interval.clamp(SETTLE, RENEWAL_CHECK_INTERVAL_MAX)).await;
         if self.credentials.needs_renewal() {
-            self.credentials.renew(&self.derived);
+            self.credentials.renew(&self.issue);
         }
     }
 
@@ -161,16 +164,16 @@ impl WatchedFiles for CredentialFiles {
     async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), ClusterError>> {
         let clock = self.credentials.clock.clone();
         let build = move || {
-            let derived = contents?.derive()?;
-            Ok((derived.compile(&clock)?, derived))
+            let issue = contents?.issuer()?;
+            Ok((issue(&clock)?, issue))
         };
         // On a blocking thread, not on one that answers requests.
         let built = task::spawn_blocking(build).await.ok()?;
-        Some(built.map(|(configs, derived)| {
+        Some(built.map(|(configs, issue)| {
             self.credentials.active.store(Arc::new(configs));
             info!("replaced the credentials of links");
             self.credentials.trust.warn_if_exposed();
-            self.derived = derived;
+            self.issue = issue;
         }))
     }
 
@@ -192,7 +195,7 @@ impl Trust {
     }
 }
 
-impl Material<Secrets> {
+impl Material {
     fn read(trust: &Trust) -> Result<Self, ClusterError> {
         if let Some(files) = &trust.files {
             let cert = read("cert", &files.cert)?;
@@ -206,24 +209,15 @@ impl Material<Secrets> {
         Ok(Self::Secrets(path.to_owned(), secrets))
     }
 
-    /// Derives the authorities. Blocks for long: do not call it on a thread that answers requests.
-    fn derive(self) -> Result<Material<Authorities>, ClusterError> {
+    /// What makes TLS configurations from it. Derives authorities from secrets, which blocks for long: do not call it on a
+    /// thread that answers requests.
+    fn issuer(self) -> Result<Issue, ClusterError> {
         match self {
-            Self::Certificates(files, contents) => Ok(Material::Certificates(files, contents)),
-            Self::Secrets(path, secrets) => match secrets.derive() {
-                Ok(authorities) => Ok(Material::Secrets(path, authorities)),
-                Err(error) => Err(file_error("secret_file", &path, error)),
-            },
-        }
-    }
-}
-
-impl Material<Authorities> {
-    fn compile(&self, clock: &Clock) -> Result<TlsConfigs, ClusterError> {
-        match self {
-            Self::Certificates(files, contents) => files.configs(contents, clock),
-            Self::Secrets(path, authorities) => {
-                authorities.configs(clock).map_err(|error| file_error("secret_file", path, error))
+            Self::Certificates(files, contents) => Ok(Arc::new(move |clock| files.configs(&contents, clock))),
+            Self::Secrets(path, secrets) => {
+                let bad = move |error: &dyn Display| file_error("secret_file", &path, error);
+                let authorities = secrets.derive().map_err(|error| bad(&error))?;
+                Ok(Arc::new(move |clock| authorities.configs(clock).map_err(|error| bad(&error))))
             }
         }
     }
