@@ -19,7 +19,7 @@ use tollgate_counter::{
     resilience::{Caller, Overloaded},
     time::{Clock, SECOND},
 };
-use tollgate_remote::{CounterCheck, Remote, RemoteHoldError};
+use tollgate_remote::{CounterCheck, Remote, RemoteHoldError, settle_operations, settled};
 use tollgate_rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{
     Check, CheckRole, Checks, CounterOperation, CounterOutcomes, HOLD_TTL_MAX, HoldId, HoldOutcome,
@@ -161,7 +161,9 @@ impl Pair {
     async fn settle(&self, keys: &[Key], hits: u64, id: &HoldId) -> Vec<Settled> {
         let (limit, connection) = (ten(), Caller::default());
         let checks = charges(keys, &limit, hits);
-        self.caller.settle(&checks, id, UnknownId::Remember, None, &connection).await.unwrap().to_vec()
+        let operations = settle_operations(&checks, id, UnknownId::Remember);
+        let outcomes = self.caller.ask(operations, None, &connection).await.unwrap();
+        settled(&outcomes).unwrap().to_vec()
     }
 
     /// The open reservations of each replica.
