@@ -79,7 +79,7 @@ pub(super) struct Replica {
     pub(super) local_share: Lock<LocalShare>,
     /// The calls that wait for the node, outside its lock: replies wake callers on all cores.
     pub(super) calls: OpenRounds,
-    pub(super) links: Links,
+    pub(super) links: Arc<Links>,
     pub(super) dividers: Arc<Dividers>,
     /// Takes what clients of this replica may let pass.
     assign: OnceLock<Box<dyn Fn(Assignments) + Send + Sync>>,
@@ -106,7 +106,7 @@ impl Cluster {
     ) -> Result<(Self, LinkListener), ClusterError> {
         let ClusterSettings { link, tuning } = settings;
         let local_id = MemberId::starting_at(clock.now());
-        let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
+        let (links, listening) = LinkListener::bind(link, local_id, clock.clone()).await?;
         let address = links.address().to_owned();
         let dividers = Arc::new(Dividers::new(memory.clone()));
         let local_share = Lock::new(LocalShare::within(&memory));

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use crate::link::{
     addresses::{DialResult, SeedState},
-    hub::Hub,
+    links::Links,
 };
 
 /// Interval of the lookups while no other member is known, and afterwards.
@@ -34,15 +34,15 @@ const SLOW_MAX: Duration = Duration::from_secs(10);
 const ADDRESSES_MAX: usize = 256;
 
 /// Searches at all seeds until it is dropped.
-pub(super) async fn watch(hub: Arc<Hub>) {
+pub(super) async fn watch(links: Arc<Links>) {
     let since = Stopwatch::start();
-    let all = Mutex::new(vec![SeedState::Searching; hub.settings.seeds.len()]);
-    let publish = |all: &[SeedState]| *lock(&hub.seeds) = summary(all, since.elapsed());
+    let all = Mutex::new(vec![SeedState::Searching; links.settings.seeds.len()]);
+    let publish = |all: &[SeedState]| *lock(&links.seeds) = summary(all, since.elapsed());
     publish(&lock(&all));
-    let seeds = hub.settings.seeds.iter().enumerate();
+    let seeds = links.settings.seeds.iter().enumerate();
     join_all(seeds.map(|(index, seed)| {
-        let (hub, all, publish) = (&hub, &all, &publish);
-        watch_one(hub, seed, move |found| {
+        let (links, all, publish) = (&links, &all, &publish);
+        watch_one(links, seed, move |found| {
             let mut all = lock(all);
             all[index] = found;
             publish(&all);
@@ -54,7 +54,7 @@ pub(super) async fn watch(hub: Arc<Hub>) {
 }
 
 /// Searches at one seed, and passes the result of each try to `note`.
-async fn watch_one(hub: &Hub, seed: &str, note: impl Fn(SeedState)) {
+async fn watch_one(links: &Links, seed: &str, note: impl Fn(SeedState)) {
     let mut failing: Option<String> = None;
     loop {
         // A slow lookup is awaited, not dropped: the resolver's thread would go on, and another would start
@@ -75,7 +75,7 @@ async fn watch_one(hub: &Hub, seed: &str, note: impl Fn(SeedState)) {
                 let mut addresses: Vec<_> = addresses.take(ADDRESSES_MAX).collect();
                 addresses.sort_unstable();
                 addresses.dedup();
-                note(dial(hub, &addresses).await);
+                note(dial(links, &addresses).await);
             }
             Err(error) => {
                 let reason = error.to_string();
@@ -86,15 +86,15 @@ async fn watch_one(hub: &Hub, seed: &str, note: impl Fn(SeedState)) {
                 note(SeedState::NotFound);
             }
         }
-        sleep(if hub.local.peers() == 0 { ALONE_INTERVAL } else { LINKED_INTERVAL }).await;
+        sleep(if links.local.peers() == 0 { ALONE_INTERVAL } else { LINKED_INTERVAL }).await;
     }
 }
 
 /// Dials all addresses concurrently.
-async fn dial(hub: &Hub, addresses: &[SocketAddr]) -> SeedState {
+async fn dial(links: &Links, addresses: &[SocketAddr]) -> SeedState {
     let dials = addresses.iter().map(async |address| {
         let (report, result) = oneshot::channel();
-        hub.dial(&address.to_string(), Some(report));
+        links.dial_reporting(&address.to_string(), Some(report));
         match timeout(DIAL_TIMEOUT, result).await {
             Ok(Ok(result)) => result,
             // The address is being dialled for another reason and has not linked yet.
