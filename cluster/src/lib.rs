@@ -5,6 +5,7 @@
 
 mod calls;
 mod degraded;
+mod error;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
 pub mod link;
@@ -23,7 +24,8 @@ mod trust;
 mod tuning;
 mod wire;
 
-pub use link::{SeedFailures, SeedState};
+pub use error::ClusterError;
+pub use link::SeedState;
 pub use member::{Departure, MemberId};
 pub use message::MemberState;
 pub use node::{ClusterView, MemberDeparture, MemberView};
@@ -31,5 +33,5 @@ pub use protocol::VERSION as PROTOCOL_VERSION;
 pub use replica::{Cluster, ClusterSettings};
 pub use stats::ClusterStats;
 pub use strangers::LinkTrust;
-pub use trust::{Files, Trust, TrustError};
+pub use trust::{Files, TRUST_MISSING, Trust};
 pub use tuning::Tuning;

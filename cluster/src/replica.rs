@@ -26,7 +26,7 @@ use tollgate_store::{
 use tracing::{info, warn};
 
 use crate::{
-    Departure, MemberId, MemberState, Tuning,
+    ClusterError, Departure, MemberId, MemberState, Tuning,
     calls::{OpenRounds, Round},
     link::{self, LinkHandler, LinkListener, Links, SeedState},
     node::{ClusterNode, ClusterView, NodeAction, NodeSettings, TICK, TICK_IDLE},
@@ -79,7 +79,7 @@ pub(super) struct Replica {
     pub(super) local_share: Lock<LocalShare>,
     /// The calls that wait for the node, outside its lock: replies wake callers on all cores.
     pub(super) calls: OpenRounds,
-    pub(super) links: Links,
+    pub(super) links: Arc<Links>,
     pub(super) dividers: Arc<Dividers>,
     /// Takes what clients of this replica may let pass.
     assign: OnceLock<Box<dyn Fn(Assignments) + Send + Sync>>,
@@ -92,7 +92,6 @@ pub(super) struct Replica {
     /// Notified when the next tick is due earlier than before.
     tick_hastened: Notify,
     state: watch::Sender<MemberState>,
-    left: watch::Sender<bool>,
 }
 
 impl Cluster {
@@ -104,10 +103,10 @@ impl Cluster {
         stored: Vec<StoredSlot>,
         active_rules: Arc<ActiveRules>,
         clock: Clock,
-    ) -> Result<(Self, LinkListener), link::LinkError> {
+    ) -> Result<(Self, LinkListener), ClusterError> {
         let ClusterSettings { link, tuning } = settings;
         let local_id = MemberId::starting_at(clock.now());
-        let (links, listening) = Links::bind(link, local_id, clock.clone()).await?;
+        let (links, listening) = LinkListener::bind(link, local_id, clock.clone()).await?;
         let address = links.address().to_owned();
         let dividers = Arc::new(Dividers::new(memory.clone()));
         let local_share = Lock::new(LocalShare::within(&memory));
@@ -138,16 +137,14 @@ impl Cluster {
             history: Mutex::default(),
             tick_hastened: Notify::new(),
             state: watch::Sender::new(MemberState::Joining),
-            left: watch::Sender::new(false),
         };
         Ok((Self(Arc::new(replica)), listening))
     }
 
     /// Runs the replica until [`Cluster::leave`] has ended.
-    pub async fn run(self, listening: LinkListener) -> Result<(), link::LinkError> {
+    pub async fn run(self, listening: LinkListener) -> Result<(), ClusterError> {
         let mut tasks = JoinSet::new();
         tasks.spawn(self.clone().run_ticks());
-        tasks.spawn(self.clone().follow_seeds());
         tasks.spawn(self.clone().log_degraded());
         let ended = listening.run(self.0.clone()).await;
         tasks.shutdown().await;
@@ -160,21 +157,11 @@ impl Cluster {
             let pause = self.0.pause_until(due);
             tokio::select! {
                 () = sleep(pause) => self.0.with_node(|node, now| {
+                    node.seeds_tried(self.0.links.seed_state() == SeedState::NotFound);
                     node.tick(now);
                     node.report(&mut self.0.local_share.lock(), now);
                 }),
                 () = self.0.tick_hastened.notified() => {}
-            }
-        }
-    }
-
-    async fn follow_seeds(self) {
-        let mut seeds = self.0.links.seeds();
-        loop {
-            let state = *seeds.borrow_and_update();
-            self.0.with_node(|node, _| node.seeds_tried(matches!(state, SeedState::NotFound(_))));
-            if seeds.changed().await.is_err() {
-                return;
             }
         }
     }
@@ -239,21 +226,17 @@ impl Cluster {
 
     /// Waits until every slot is handed off and no other replica needs the copies here.
     pub async fn drained(&self) {
-        // As in `joined`, the channel does not close.
-        let _ = self.0.left.subscribe().wait_for(|left| *left).await;
+        while !self.0.with_node(|node, now| node.is_drained(now)) {
+            sleep(TICK).await;
+        }
     }
 
     /// Announces the leaving of this replica and closes all links within this time. Returns the number of slots that
     /// were not handed off.
     pub async fn leave(&self, within: Duration) -> usize {
-        // A replica that does not know of the departure yet may have forwarded another check.
-        let done = async {
-            while !self.0.with_node(|node, now| node.is_drained(now)) {
-                sleep(TICK).await;
-            }
-        };
-        // After the timeout the links are closed all the same.
-        let _ = timeout(within, done).await;
+        // A replica that does not know of the departure yet may have forwarded another check. After the timeout the links
+        // are closed all the same.
+        let _ = timeout(within, self.drained()).await;
         let left = self.0.with_node(|node, _| node.owned_slots().count());
         self.0.links.close(within).await;
         left
@@ -349,8 +332,8 @@ impl Replica {
             if node.hasten_tick(now) {
                 self.tick_hastened.notify_one();
             }
-            if let Some(state) = node.new_state() {
-                self.state.send_replace(state);
+            if *self.state.borrow() != node.state() {
+                self.state.send_replace(node.state());
             }
             (result, node.ready_peers(), node.actions())
         };
@@ -371,9 +354,6 @@ impl Replica {
                     self.active_rules.set_secret(secret);
                     // The keys in it were hashed with another secret.
                     self.local_share.lock().clear();
-                }
-                NodeAction::Leave => {
-                    self.left.send_replace(true);
                 }
                 NodeAction::LogJoined => info!("joined the cluster: the owners of the slots are known"),
                 NodeAction::LogClusterAdopted => {

@@ -14,7 +14,8 @@ use tollgate_store::{
 };
 
 use crate::{
-    COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Remote, RemoteOutcome, SubmissionMode, rounds,
+    COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Remote, RemoteOutcome, RemoteOutcomes,
+    SubmissionMode, rounds,
 };
 
 /// Why counters elsewhere have not held or settled anything for good.
@@ -89,30 +90,16 @@ impl Remote {
         Ok(CounterOutcomes { is_held: true, has_ended, ..decisions.into() })
     }
 
-    /// Refunds the hits of all checks, once for each id, within half of the caller's `timeout`. If a counter could not be
-    /// reached, a repeated call refunds the rest.
-    pub async fn refund_once(
+    /// Applies operations that only counters decide, within half of the caller's `timeout`. If a counter could not be
+    /// reached, a repeated call applies the rest.
+    pub async fn ask(
         &self,
         operations: CounterChecks,
         timeout: Option<Duration>,
         connection: &Caller,
-    ) -> Result<Decisions, RemoteHoldError> {
+    ) -> Result<RemoteOutcomes, RemoteHoldError> {
         let call = self.open(&operations, timeout, connection)?;
-        refunded(&call.submit(&operations).await)
-    }
-
-    /// Settles the holds of all checks, each at the hits of its charge, within half of the caller's `timeout`.
-    pub async fn settle(
-        &self,
-        checks: &Checks<'_>,
-        id: &HoldId,
-        unknown: UnknownId,
-        timeout: Option<Duration>,
-        connection: &Caller,
-    ) -> Result<SmallVec<[Settled; 2]>, RemoteHoldError> {
-        let operations = settle_operations(checks, id, unknown);
-        let call = self.open(&operations, timeout, connection)?;
-        settled(&call.submit(&operations).await)
+        Ok(call.submit(&operations).await)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use redis::Cmd;
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::oneshot;
@@ -15,9 +16,9 @@ use tollgate_store::{
 
 use crate::{
     clocks::Instants,
-    script::{ClaimTerms, KeyGroup, KeyGroupReply, ValueChange},
+    script::{ClaimTerms, KeyGroupReply},
     stats::SharedStoreCounters,
-    value::{Known, KnownValues, encode},
+    value::{Known, KnownValues, claim_mark, encode},
 };
 
 /// The most keys. A script of so many keys takes the server about half a millisecond.
@@ -158,9 +159,8 @@ impl StoreBatch {
         joined
     }
 
-    /// The groups to compare and set, in the order in which [`StoreBatch::settle`] takes their replies. `name` is the
-    /// name of a key in the store.
-    pub(super) fn groups(&mut self, name: impl Fn(Key) -> Vec<u8>) -> Vec<KeyGroup<'_>> {
+    /// Computes the new values, and the groups to compare and set.
+    pub(super) fn prepare(&mut self) {
         let now = self.instants.server.now;
         self.entries.iter_mut().for_each(|entry| entry.new = entry.new_value(now));
         // Joined groups are empty. Entries that no decided part uses are read, each in a group without parts.
@@ -168,21 +168,50 @@ impl StoreBatch {
         let unused = (0..self.entries.len()).filter(|entry| self.entries[*entry].group.is_none());
         let read = |entry| PartGroup { entries: smallvec![entry], ..PartGroup::default() };
         self.groups.extend(unused.map(read));
-        let change = |entry: &usize| {
-            let BatchCounter { key, known, new, .. } = &self.entries[*entry];
-            let expected = known.as_ref().map_or(&[][..], |known| &known.bytes);
-            let new = new.as_ref().map(|(value, expiry)| (&**value, *expiry));
-            ValueChange { key: name(*key), expected, new }
-        };
-        let group = |group: &PartGroup| KeyGroup {
-            keys: group.entries.iter().map(change).collect(),
-            claim: (group.conflicts >= CLAIM_AFTER).then_some(self.claim),
-            is_announced: group.parts.iter().any(|(part, _)| part.may_end_refusals()),
-        };
-        self.groups.iter().map(group).collect()
     }
 
-    /// Takes the replies to [`StoreBatch::groups`], which arrived at the local instant `arrived`, and updates what is
+    /// The number of groups to compare and set.
+    pub(super) fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// The command that calls the script for the prepared groups, in the order in which [`StoreBatch::settle`] takes
+    /// their replies. `name` is the name of a key in the store; changes that may end refusals are announced on `channel`.
+    pub(super) fn call(
+        &self,
+        command: &str,
+        script: &str,
+        channel: &str,
+        name: impl Fn(Key) -> Vec<u8>,
+    ) -> Cmd {
+        let keys = self.entries.len();
+        let mut cmd = Cmd::with_capacity(3 + 4 * keys + 4 * self.groups.len(), 96 + 128 * keys);
+        cmd.arg(command).arg(script).arg(keys);
+        for entry in self.groups.iter().flat_map(|group| &group.entries) {
+            cmd.arg(name(self.entries[*entry].key));
+        }
+        for group in &self.groups {
+            cmd.arg(group.entries.len());
+            if group.conflicts >= CLAIM_AFTER {
+                cmd.arg(self.claim.millis).arg(&claim_mark(self.claim.replica));
+            } else {
+                cmd.arg(0).arg("");
+            }
+            let is_announced = group.parts.iter().any(|(part, _)| part.may_end_refusals());
+            cmd.arg(if is_announced { channel } else { "" });
+            for entry in &group.entries {
+                let BatchCounter { known, new, .. } = &self.entries[*entry];
+                let expected = known.as_ref().map_or(&[][..], |known| &known.bytes);
+                match new {
+                    None => cmd.arg(expected).arg("").arg(""),
+                    Some((value, expiry)) => cmd.arg(expected).arg(value).arg(*expiry),
+                };
+            }
+        }
+        cmd
+    }
+
+    /// Takes the replies to [`StoreBatch::call`], which arrived at the local instant `arrived`, and updates what is
     /// known. Groups without a reply have failed.
     pub(super) fn settle(
         mut self,

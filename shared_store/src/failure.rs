@@ -1,13 +1,6 @@
 //! Failures of the store: what an error means for a batch and its connection, and the last one.
 
-use std::{
-    io,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{io, sync::Mutex, time::Duration};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tollgate_counter::lock::lock;
@@ -23,12 +16,9 @@ pub(super) struct BatchFailure {
     pub(super) may_resend: bool,
 }
 
-/// Whether the last batch failed, and why.
+/// Why the last batch failed, if it did.
 #[derive(Debug, Default)]
-pub(super) struct LastFailure {
-    is_failing: AtomicBool,
-    reason: Mutex<String>,
-}
+pub(super) struct LastFailure(Mutex<Option<String>>);
 
 impl BatchFailure {
     /// What an error means.
@@ -47,20 +37,19 @@ impl BatchFailure {
 impl LastFailure {
     /// Why the last batch failed, if it did.
     pub(super) fn reason(&self) -> Option<String> {
-        self.is_failing.load(Relaxed).then(|| lock(&self.reason).clone())
+        lock(&self.0).clone()
     }
 
     /// Notes why a batch failed.
     pub(super) fn note(&self, error: &RedisError) {
-        *lock(&self.reason) = error.to_string();
-        if !self.is_failing.swap(true, Relaxed) {
+        if lock(&self.0).replace(error.to_string()).is_none() {
             warn!(%error, "the shared store does not decide");
         }
     }
 
     /// Notes that a batch has not failed.
     pub(super) fn end(&self) {
-        if self.is_failing.load(Relaxed) && self.is_failing.swap(false, Relaxed) {
+        if lock(&self.0).take().is_some() {
             info!("the shared store decides again");
         }
     }

@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-use redis::{Cmd, RedisResult, Value};
+use redis::{Cmd, RedisResult, from_redis_value};
 use tokio::sync::{SetOnce, watch::Receiver};
-use tollgate_counter::{descriptor::Secret, resilience::Backoff, time::Timestamp};
+use tollgate_counter::{descriptor::Secret, resilience::Backoff};
 use tollgate_rules::ActiveRules;
 use tracing::warn;
 
@@ -58,19 +58,6 @@ pub(super) struct Greeter {
     pub(super) learnt: SetOnce<()>,
 }
 
-/// What the store says.
-#[derive(Debug)]
-struct Greeting {
-    /// The clock of the server.
-    time: Timestamp,
-    /// The secret of the key hash.
-    secret: Secret,
-    /// The replicas that use the store.
-    replicas: u32,
-    /// Whether the store had no secret, and has that of this replica now.
-    is_created: bool,
-}
-
 impl StoreParts {
     /// Greets the store until it is cancelled.
     pub(super) async fn keep_greeting(&self) {
@@ -91,18 +78,22 @@ impl StoreParts {
         let secret = active_rules.secret();
         let call = |command: &str, script: &str| self.greeting(command, script, &secret);
         let value = connection.call(&None, (SCRIPT.get_hash(), SOURCE), call).await?;
-        let greeting = read(&value).ok_or_else(unexpected)?;
-        self.clocks.observe(greeting.time, self.clocks.local());
-        replicas.store(greeting.replicas.max(1), Relaxed);
+        let (seconds, micros, stored, present, is_created): (i64, i64, [u8; 16], i64, bool) =
+            from_redis_value(value).map_err(|_| unexpected())?;
+        let time = script::time(seconds, micros).ok_or_else(unexpected)?;
+        let present = u32::try_from(present).map_err(|_| unexpected())?;
+        let stored = Secret::from_bytes(stored);
+        self.clocks.observe(time, self.clocks.local());
+        replicas.store(present.max(1), Relaxed);
         let had_secret = learnt.initialized();
-        if greeting.secret != secret {
+        if stored != secret {
             if had_secret {
                 warn!("the shared store has another secret: it lost its data, and all counters begin anew");
             }
             // Keys were hashed with another secret until now.
             self.local_share.lock().clear();
-            active_rules.set_secret(greeting.secret);
-        } else if greeting.is_created && had_secret {
+            active_rules.set_secret(stored);
+        } else if is_created && had_secret {
             self.counts.lost.increase();
             warn!("the shared store has lost its secret, and probably counters; the secret was stored again");
         }
@@ -122,21 +113,6 @@ impl StoreParts {
         cmd.arg(&secret.to_bytes()).arg(format!("{replica:016x}")).arg(ABSENT_AFTER);
         cmd
     }
-}
-
-/// Reads the answer; `None` if it is not one of this script.
-fn read(value: &Value) -> Option<Greeting> {
-    let Value::Array(items) = value else { return None };
-    let [seconds, micros, Value::BulkString(secret), Value::Int(replicas), Value::Int(created)] = &items[..]
-    else {
-        return None;
-    };
-    Some(Greeting {
-        time: script::time(seconds, micros)?,
-        secret: Secret::from_bytes(secret.as_slice().try_into().ok()?),
-        replicas: u32::try_from(*replicas).ok()?,
-        is_created: *created == 1,
-    })
 }
 
 /// The delays between attempts to subscribe.

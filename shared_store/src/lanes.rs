@@ -29,7 +29,7 @@ use crate::{
     connection::{Link, StoreConnection},
     failure::{BatchFailure, LastFailure, unexpected, within},
     lane::{Lane, LaneAnswers, LaneStep},
-    script::{self, KeyGroup, SCRIPT, SOURCE},
+    script::{self, SCRIPT, SOURCE},
     settings::{SharedStoreSettings, StoreMode},
     stats::{ROUND_TRIP_BOUNDS, SharedStoreCounters},
 };
@@ -200,11 +200,10 @@ impl Lanes {
         connection: StoreConnection,
         mut batch: StoreBatch,
     ) -> bool {
-        let groups = batch.groups(|key| self.settings.name(key));
+        batch.prepare();
         let sent = self.clocks.local();
-        let reply = self.call(connection, &groups).await;
+        let reply = self.call(connection, &batch).await;
         let arrived = self.clocks.local();
-        drop(groups);
         let replies = match reply {
             Ok(reply) => {
                 self.clocks.observe(reply.time, arrived);
@@ -230,13 +229,14 @@ impl Lanes {
     async fn call(
         &self,
         mut connection: StoreConnection,
-        groups: &[KeyGroup<'_>],
+        batch: &StoreBatch,
     ) -> RedisResult<script::ScriptReply> {
         let channel = self.settings.channel();
-        let call = |command: &str, script: &str| script::call(command, script, groups, &channel);
+        let name = |key| self.settings.name(key);
+        let call = |command: &str, script: &str| batch.call(command, script, &channel, name);
         let answer = connection.call(&None, (SCRIPT.get_hash(), SOURCE), call);
         let value = within(self.settings.timeout, answer).await?;
-        script::read(value, groups.len()).ok_or_else(unexpected)
+        script::read(value, batch.groups()).ok_or_else(unexpected)
     }
 
     /// Answers callers. If a caller does not wait any more, its charge is taken back.

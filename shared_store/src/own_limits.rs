@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 use redis::{
     Cmd, ErrorKind, RedisError, RedisResult, Script, Value,
     cluster_routing::{Route, SingleNodeRoutingInfo, SlotAddr},
-    cmd,
+    cmd, from_redis_value,
 };
 use tollgate_counter::time::Timestamp;
 use tollgate_store::{OWN_LIMIT_TAG, OwnLimitPage, OwnLimitPosition, read_own_limit};
@@ -13,13 +13,14 @@ use tracing::warn;
 
 use crate::{StoreParts, connection::StoreConnection, failure::within, value::VERSION};
 
-/// Takes a step of a scan, and returns the cursor after it, and names and limits of their own that it finds. The
-/// arguments are the cursor, the pattern of names, about how many names are looked at, the version of values, and the tag
-/// of limits of their own. A value is a version and records: a tag, a length of 7 bits in each byte, and fields.
+/// Takes a step of a scan, and returns the cursor after it, and the names with limits of their own that it finds, each
+/// before its limit. The arguments are the cursor, the pattern of names, about how many names are looked at, the version
+/// of values, and the tag of limits of their own. A value is a version and records: a tag, a length of 7 bits in each
+/// byte, and fields.
 const SOURCE: &str = r"
 local found = redis.call('SCAN', ARGV[1], 'MATCH', ARGV[2], 'COUNT', ARGV[3])
 local version, own = tonumber(ARGV[4]), tonumber(ARGV[5])
-local reply = {found[1]}
+local limits = {}
 for _, name in ipairs(found[2]) do
   local value = redis.pcall('GET', name)
   if type(value) ~= 'string' then value = '' end
@@ -35,14 +36,14 @@ for _, name in ipairs(found[2]) do
         length, factor = length + byte % 128 * factor, factor * 128
       until byte < 128
       if tag == own then
-        reply[#reply + 1] = name
-        reply[#reply + 1] = string.sub(value, at + 1, at + length)
+        limits[#limits + 1] = name
+        limits[#limits + 1] = string.sub(value, at + 1, at + length)
       end
       at = at + length + 1
     end
   end
 end
-return reply
+return {found[1], limits}
 ";
 
 static SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(SOURCE));
@@ -61,7 +62,7 @@ impl StoreParts {
             // The server that has this hash slot.
             let to = SingleNodeRoutingInfo::SpecificNode(Route::new(server, SlotAddr::Master));
             let found = connection.call(&Some(to), (SCRIPT.get_hash(), SOURCE), step).await?;
-            let (cursor, records) = read(found).ok_or_else(unexpected)?;
+            let (cursor, records): (u64, Vec<Vec<u8>>) = from_redis_value(found).map_err(|_| unexpected())?;
             let next = match cursor {
                 0 => connection.server_after(server).await?.map(|server| (server, 0)),
                 cursor => Some((server, cursor)),
@@ -74,7 +75,7 @@ impl StoreParts {
         let limit =
             |[name, fields]: &[Vec<u8>; 2]| Some((self.settings.key_of(name)?, read_own_limit(fields, now)?));
         Some(OwnLimitPage {
-            limits: records.iter().filter_map(limit).collect(),
+            limits: records.as_chunks().0.iter().filter_map(limit).collect(),
             next: next.map(|(server, cursor)| OwnLimitPosition::at_cursor(server, cursor)),
         })
     }
@@ -97,35 +98,16 @@ impl StoreConnection {
         let mut slots = cmd("CLUSTER");
         slots.arg("SLOTS");
         let answer = self.send(&Some(SingleNodeRoutingInfo::RandomPrimary), slots).await?;
-        let Value::Array(ranges) = answer else { return Err(unexpected()) };
+        let ranges: Vec<Vec<Value>> = from_redis_value(answer).map_err(|_| unexpected())?;
         let mut firsts: BTreeMap<String, u16> = BTreeMap::new();
         for range in ranges {
-            let (start, master) = start_and_master(range).ok_or_else(unexpected)?;
+            let [Value::Int(start), _, master, ..] = &range[..] else { return Err(unexpected()) };
+            let start = u16::try_from(*start).map_err(|_| unexpected())?;
             let first = firsts.entry(format!("{master:?}")).or_insert(start);
             *first = start.min(*first);
         }
         Ok(firsts.into_values().filter(|first| slot < *first).min())
     }
-}
-
-/// The start of a range of hash slots, and its master.
-fn start_and_master(range: Value) -> Option<(u16, Value)> {
-    let Value::Array(range) = range else { return None };
-    let mut parts = range.into_iter();
-    let Value::Int(start) = parts.next()? else { return None };
-    Some((u16::try_from(start).ok()?, parts.nth(1)?))
-}
-
-/// The cursor of an answer of the script, and the names with their records.
-fn read(value: Value) -> Option<(u64, Vec<[Vec<u8>; 2]>)> {
-    let Value::Array(items) = value else { return None };
-    let mut items = items.into_iter().map(|item| match item {
-        Value::BulkString(bytes) => Some(bytes),
-        _ => None,
-    });
-    let cursor = str::from_utf8(&items.next()??).ok()?.parse().ok()?;
-    let flat = items.collect::<Option<Vec<_>>>()?;
-    Some((cursor, flat.as_chunks().0.to_vec()))
 }
 
 fn unexpected() -> RedisError {

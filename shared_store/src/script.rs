@@ -2,24 +2,22 @@
 
 use std::sync::LazyLock;
 
-use redis::{Cmd, Value};
+use redis::{Value, from_redis_value};
 use tollgate_counter::time::Timestamp;
-
-use crate::value::claim_mark;
 
 /// Compares and sets groups of keys, each group as a whole.
 ///
 /// For each group the arguments are: its number of keys, the duration of a claim in ms (0 for none), the mark of the
 /// claim, and the channel on which its changes are announced (empty: none). For each key of the group follow its
 /// expected value (empty: none), its new value (empty: none), and the expiry of the new value in ms (empty: leave the
-/// key as it is). The answer is the time, then for each group 1, or an array of its values.
+/// key as it is). The answer is the time, and an array with 1, or an array of its values, for each group.
 ///
 /// A group that asks for a claim and fails marks the values that differ: with the mark and the instant until which the
 /// claim holds. A marked value equals no value that other replicas expect, so they read the claim and wait.
 pub(super) const SOURCE: &str = r"
 local time = redis.call('TIME')
-local reply = {tonumber(time[1]), tonumber(time[2])}
-if #KEYS == 0 then return reply end
+local seconds, micros, reply = tonumber(time[1]), tonumber(time[2]), {}
+if #KEYS == 0 then return {seconds, micros, reply} end
 local stored = redis.call('MGET', unpack(KEYS))
 local key, arg = 0, 1
 while arg <= #ARGV do
@@ -43,7 +41,7 @@ while arg <= #ARGV do
     end
     reply[#reply + 1] = 1
   else
-    local now, values = reply[1] * 1000000 + reply[2], {}
+    local now, values = seconds * 1000000 + micros, {}
     for i = 0, count - 1 do
       local value = stored[key + i + 1]
       if value and claim_ms > 0 and value ~= ARGV[first + 3 * i] then
@@ -70,28 +68,10 @@ while arg <= #ARGV do
   end
   key, arg = key + count, first + 3 * count
 end
-return reply
+return {seconds, micros, reply}
 ";
 
 pub(super) static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Script::new(SOURCE));
-
-/// One key of a group.
-#[derive(Debug)]
-pub(super) struct ValueChange<'b> {
-    pub(super) key: Vec<u8>,
-    pub(super) expected: &'b [u8],
-    /// The new value, empty for none, and its expiry in milliseconds; `None` leaves the key as it is.
-    pub(super) new: Option<(&'b [u8], u64)>,
-}
-
-/// Keys that change together or not at all.
-#[derive(Debug)]
-pub(super) struct KeyGroup<'b> {
-    pub(super) keys: Vec<ValueChange<'b>>,
-    pub(super) claim: Option<ClaimTerms>,
-    /// Whether other replicas learn of the change, because it may end refusals.
-    pub(super) is_announced: bool,
-}
 
 /// A claim, if the values differ.
 #[derive(Clone, Copy, Debug)]
@@ -120,59 +100,22 @@ pub(super) enum KeyGroupReply {
     Differs(Vec<Vec<u8>>),
 }
 
-/// The command that calls the script.
-pub(super) fn call(command: &str, script: &str, groups: &[KeyGroup<'_>], channel: &str) -> Cmd {
-    let keys: usize = groups.iter().map(|group| group.keys.len()).sum();
-    let mut cmd = Cmd::with_capacity(3 + 4 * keys + 4 * groups.len(), 96 + 128 * keys);
-    cmd.arg(command).arg(script).arg(keys);
-    for change in groups.iter().flat_map(|group| &group.keys) {
-        cmd.arg(&change.key);
-    }
-    for KeyGroup { keys, claim, is_announced } in groups {
-        cmd.arg(keys.len());
-        match claim {
-            None => cmd.arg(0).arg(""),
-            Some(ClaimTerms { replica, millis }) => cmd.arg(*millis).arg(&claim_mark(*replica)),
-        };
-        cmd.arg(if *is_announced { channel } else { "" });
-        for ValueChange { expected, new, .. } in keys {
-            match new {
-                None => cmd.arg(*expected).arg("").arg(""),
-                Some((value, expiry)) => cmd.arg(*expected).arg(*value).arg(*expiry),
-            };
-        }
-    }
-    cmd
-}
-
 /// Reads the answer about so many groups; `None` if it is not one of this script.
 pub(super) fn read(value: Value, groups_len: usize) -> Option<ScriptReply> {
-    let Value::Array(items) = value else { return None };
-    let mut items = items.into_iter();
-    let time = time(&items.next()?, &items.next()?)?;
-    let groups = items.map(group_reply).collect::<Option<Vec<KeyGroupReply>>>()?;
-    (groups.len() == groups_len).then_some(ScriptReply { time, groups })
+    let (seconds, micros, groups): (i64, i64, Vec<Value>) = from_redis_value(value).ok()?;
+    let groups = groups.into_iter().map(group_reply).collect::<Option<Vec<KeyGroupReply>>>()?;
+    (groups.len() == groups_len).then_some(ScriptReply { time: time(seconds, micros)?, groups })
 }
 
 /// The instant of an answer to `TIME`: seconds and microseconds.
-pub(super) fn time(seconds: &Value, micros: &Value) -> Option<Timestamp> {
-    let (Value::Int(seconds), Value::Int(micros)) = (seconds, micros) else { return None };
-    let seconds = u64::try_from(*seconds).ok()?;
-    let micros = u64::try_from(*micros).ok()?;
-    Some(Timestamp::from_nanos(seconds.checked_mul(1_000_000_000)?.checked_add(micros.checked_mul(1_000)?)?))
+pub(super) fn time(seconds: i64, micros: i64) -> Option<Timestamp> {
+    let nanos = u64::try_from(seconds).ok()?.checked_mul(1_000_000_000)?;
+    Some(Timestamp::from_nanos(nanos.checked_add(u64::try_from(micros).ok()?.checked_mul(1_000)?)?))
 }
 
 fn group_reply(value: Value) -> Option<KeyGroupReply> {
     match value {
         Value::Int(1) => Some(KeyGroupReply::Applied),
-        Value::Array(values) => {
-            let bytes = |value| match value {
-                Value::BulkString(bytes) => Some(bytes),
-                Value::Nil | Value::Boolean(false) => Some(Vec::new()),
-                _ => None,
-            };
-            Some(KeyGroupReply::Differs(values.into_iter().map(bytes).collect::<Option<_>>()?))
-        }
-        _ => None,
+        values => from_redis_value(values).ok().map(KeyGroupReply::Differs),
     }
 }

@@ -1,6 +1,6 @@
 //! Values of keys that the counters do not use: what another program has written, and is only read.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
 use redis::{RedisResult, Value, cmd};
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Reads values of a store. Clones share its connection.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct StoredValues {
     link: Link,
     timeout: Duration,
@@ -100,11 +100,5 @@ impl StoredValue {
             Err(error) if error.code() == Some("WRONGTYPE") => Self::Unreadable(error.to_string()),
             Err(error) => Self::Unavailable(error.to_string()),
         }
-    }
-}
-
-impl fmt::Debug for StoredValues {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("StoredValues(..)")
     }
 }

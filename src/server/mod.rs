@@ -8,7 +8,7 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
-use tollgate_cluster::link;
+use tollgate_cluster::ClusterError;
 use tollgate_counter::time::{Clock, ClockOutOfRange};
 use tollgate_rules::ActiveRules;
 use tollgate_shared_store::PasswordError;
@@ -315,7 +315,7 @@ struct Tasks {
     /// What follows the system clock.
     clock: JoinSet<ClockOutOfRange>,
     /// The links to other replicas; empty without a cluster.
-    links: JoinSet<Result<(), link::LinkError>>,
+    links: JoinSet<Result<(), ClusterError>>,
 }
 
 impl Tasks {

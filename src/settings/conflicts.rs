@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use tollgate_cluster::{ClusterSettings, Files, Trust, TrustError, Tuning, link};
+use tollgate_cluster::{ClusterSettings, Files, TRUST_MISSING, Trust, Tuning, link};
 use tollgate_limiter::limiter::LimitCacheSettings;
 use tollgate_rules::FileSettings;
 use tollgate_shared_store::{PasswordSource, PasswordSources, SharedStoreSettings, StoreMode, StoreTlsFiles};
@@ -369,7 +369,7 @@ impl Links {
         match certificates.iter().find(|(_, is_set)| *is_set) {
             Some(given) => conflicts.require("cluster.", &certificates.map(|needed| (*given, needed))),
             None if secret_file.is_none() => {
-                conflicts.add(format!("cluster.listen: {}", TrustError::NotConfigured));
+                conflicts.add(format!("cluster.listen: {}", TRUST_MISSING));
             }
             None => {}
         }

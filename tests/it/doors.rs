@@ -7,8 +7,8 @@ use crate::docs::PACKAGES;
 const DOORS: [(&str, &str); 13] = [
     (
         "cluster",
-        "Cluster ClusterSettings ClusterStats ClusterView Departure Files LinkTrust MemberDeparture MemberId MemberState \
-          MemberView PROTOCOL_VERSION SeedFailures SeedState Trust TrustError Tuning fuzz link",
+        "Cluster ClusterError ClusterSettings ClusterStats ClusterView Departure Files LinkTrust MemberDeparture MemberId MemberState \
+          MemberView PROTOCOL_VERSION SeedState TRUST_MISSING Trust Tuning fuzz link",
     ),
     (
         "counter",

@@ -12,14 +12,14 @@ use std::{
 
 use tempfile::TempDir;
 use tokio::task::JoinSet;
-use tollgate_cluster::{Cluster, Trust, link};
+use tollgate_cluster::{Cluster, ClusterError, Trust, link};
 use tollgate_counter::{
     algorithm::{Classic, Excess, FixedWindow, Limit, Operation, Window},
     descriptor::{Entry, Key, KeyText, Secret},
     resilience::{Caller, Overloaded, SharedUse},
     time::{Clock, SECOND},
 };
-use tollgate_remote::{CounterCheck, Remote, RemoteHoldError};
+use tollgate_remote::{CounterCheck, Remote, RemoteHoldError, settle_operations, settled};
 use tollgate_rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{
     Check, CheckRole, Checks, CounterOperation, CounterOutcomes, HOLD_TTL_MAX, HoldId, HoldOutcome,
@@ -39,7 +39,7 @@ struct Pair {
     caller: Remote,
     other: Cluster,
     memories: [Arc<Memory>; 2],
-    _running: JoinSet<Result<(), link::LinkError>>,
+    _running: JoinSet<Result<(), ClusterError>>,
     _folder: TempDir,
 }
 
@@ -160,7 +160,9 @@ impl Pair {
     async fn settle(&self, keys: &[Key], hits: u64, id: &HoldId) -> Vec<Settled> {
         let (limit, connection) = (ten(), Caller::default());
         let checks = charges(keys, &limit, hits);
-        self.caller.settle(&checks, id, UnknownId::Remember, None, &connection).await.unwrap().to_vec()
+        let operations = settle_operations(&checks, id, UnknownId::Remember);
+        let outcomes = self.caller.ask(operations, None, &connection).await.unwrap();
+        settled(&outcomes).unwrap().to_vec()
     }
 
     /// The open reservations of each replica.

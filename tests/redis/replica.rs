@@ -13,7 +13,7 @@ use tollgate_counter::{
     resilience::{Caller, Overloaded},
     time::Clock,
 };
-use tollgate_remote::{CounterCheck, Remote, RemoteHoldError};
+use tollgate_remote::{CounterCheck, Remote, RemoteHoldError, settle_operations, settled};
 use tollgate_rules::{ActiveRules, ForwardPolicy, OnOwnerUnavailable};
 use tollgate_shared_store::{
     PasswordSources, Passwords, SharedStore, SharedStoreSettings, SharedStoreState, StoreMode, StoreTlsFiles,
@@ -125,10 +125,9 @@ impl Replica {
     pub async fn settle(&self, checks: &[Check<'_>], id: &str) -> Result<Vec<Settled>, RemoteHoldError> {
         let id = HoldId::new(id.as_bytes()).unwrap();
         let (checks, connection) = (Checks::from_slice(checks), Caller::default());
-        self.remote
-            .settle(&checks, &id, UnknownId::Remember, None, &connection)
-            .await
-            .map(|settled| settled.into_vec())
+        let operations = settle_operations(&checks, &id, UnknownId::Remember);
+        let outcomes = self.remote.ask(operations, None, &connection).await?;
+        settled(&outcomes).map(|settled| settled.into_vec())
     }
 }
 

@@ -22,7 +22,7 @@ use tracing::debug;
 use crate::link::{
     addresses::DialResult,
     frame::{FrameStream, LinkFrame, LinkHello, RefusalReason},
-    hub::Hub,
+    links::Links,
     peer::{ActiveLink, Peer},
     session::{HelloOutcome, LinkRole},
     stats::LinkFailure,
@@ -39,18 +39,18 @@ const STALLED_MAX: Duration = Duration::from_secs(5);
 const BUFFER_BYTES: usize = 8 * 1024;
 
 /// Performs the handshake of a dialled connection to the `expected` peer, if it is known.
-pub(super) async fn link_dialled<'h, S: AsyncRead + AsyncWrite + Unpin>(
-    hub: &'h Hub,
+pub(super) async fn link_dialled<'l, S: AsyncRead + AsyncWrite + Unpin>(
+    links: &'l Links,
     mut frames: FrameStream<S>,
     expected: Option<&Arc<Peer>>,
-) -> Result<RunningLink<'h, S>, DialResult> {
+) -> Result<RunningLink<'l, S>, DialResult> {
     let link = Arc::new(ActiveLink::new(LinkRole::Dialler));
     let greeted = OnceLock::new();
     let handshake = async {
         let greeting = receive(&mut frames).await;
-        let peer = greeted_peer(hub, greeting, expected)?;
+        let peer = greeted_peer(links, greeting, expected)?;
         let _ = greeted.set(peer.clone());
-        send(&mut frames, peer.hello(&hub.local)).await;
+        send(&mut frames, peer.hello(&links.local)).await;
         let hello = match receive(&mut frames).await {
             Some(LinkFrame::Hello(hello)) if hello.member == peer.id && hello.session != 0 => hello,
             Some(LinkFrame::Refusal(RefusalReason::Linked)) => {
@@ -60,7 +60,7 @@ pub(super) async fn link_dialled<'h, S: AsyncRead + AsyncWrite + Unpin>(
             Some(LinkFrame::Refusal(RefusalReason::Stale)) => return Err(DialResult::SessionEnded),
             Some(_) | None => return Err(DialResult::Unreachable),
         };
-        match peer.handle_hello(&hub.local, &hello, &link) {
+        match peer.handle_hello(&links.local, &hello, &link) {
             HelloOutcome::Begin | HelloOutcome::Resume => Ok(peer),
             HelloOutcome::Refused(RefusalReason::Linked) => Err(DialResult::Linked(peer.id)),
             HelloOutcome::Refused(RefusalReason::Stale | RefusalReason::Closed)
@@ -69,21 +69,21 @@ pub(super) async fn link_dialled<'h, S: AsyncRead + AsyncWrite + Unpin>(
             | HelloOutcome::Invalid(_) => Err(DialResult::SessionEnded),
         }
     };
-    let result = match hub.while_open(timeout(HELLO_TIMEOUT, handshake)).await {
-        Some(Ok(Ok(peer))) => return Ok(RunningLink::new(hub, peer, link, frames)),
+    let result = match links.while_open(timeout(HELLO_TIMEOUT, handshake)).await {
+        Some(Ok(Ok(peer))) => return Ok(RunningLink::new(links, peer, link, frames)),
         Some(Ok(Err(result))) => result,
         Some(Err(_)) => DialResult::Slow,
         None => DialResult::Unreachable,
     };
     if let Some(peer) = greeted.get() {
-        peer.end_unless_established(&hub.local);
+        peer.end_unless_established(&links.local);
     }
     Err(result)
 }
 
 /// The peer that has sent a greeting, if a link to it is wanted.
 fn greeted_peer(
-    hub: &Hub,
+    links: &Links,
     greeting: Option<LinkFrame>,
     expected: Option<&Arc<Peer>>,
 ) -> Result<Arc<Peer>, DialResult> {
@@ -91,7 +91,7 @@ fn greeted_peer(
         Some(LinkFrame::Greeting(member)) if member.number() != 0 => member,
         Some(_) | None => return Err(DialResult::Unreachable),
     };
-    if id == hub.local.id {
+    if id == links.local.id {
         return Err(DialResult::OwnAddress);
     }
     if expected.is_some_and(|expected| expected.id != id) {
@@ -99,35 +99,35 @@ fn greeted_peer(
     }
     let peer = match expected {
         Some(expected) => expected.clone(),
-        None => hub.get_or_add_peer(id).ok_or(DialResult::Unreachable)?,
+        None => links.get_or_add_peer(id).ok_or(DialResult::Unreachable)?,
     };
     if peer.is_connected() { Err(DialResult::Linked(peer.id)) } else { Ok(peer) }
 }
 
 /// Performs the handshake of an accepted connection, then runs the link until it closes.
 pub(super) async fn run_accepted<S: AsyncRead + AsyncWrite + Unpin>(
-    hub: &Hub,
+    links: &Links,
     mut frames: FrameStream<S>,
     from: SocketAddr,
 ) {
     let handshake = async {
-        send(&mut frames, LinkFrame::Greeting(hub.local.id)).await;
+        send(&mut frames, LinkFrame::Greeting(links.local.id)).await;
         receive(&mut frames).await
     };
-    let hello = match hub.while_open(timeout(HELLO_TIMEOUT, handshake)).await {
+    let hello = match links.while_open(timeout(HELLO_TIMEOUT, handshake)).await {
         Some(Ok(Some(LinkFrame::Hello(hello)))) if hello.member.number() != 0 && hello.session != 0 => hello,
         Some(Ok(Some(_)) | Err(_)) => {
-            return hub.local.stats.count_failure(LinkFailure::Other, &from, &"no hello in time");
+            return links.local.stats.count_failure(LinkFailure::Other, &from, &"no hello in time");
         }
         // The dialler needs no link, for example because it has one.
         Some(Ok(None)) | None => return,
     };
     let link = Arc::new(ActiveLink::new(LinkRole::Acceptor));
-    let (answer, peer) = answer_hello(hub, &hello, &link);
+    let (answer, peer) = answer_hello(links, &hello, &link);
     if let Some(peer) = peer {
         // It is written with the first pieces, which an error of the connection prevents as well.
         let _ = frames.feed(answer).await;
-        return RunningLink::new(hub, peer, link, frames).run().await;
+        return RunningLink::new(links, peer, link, frames).run().await;
     }
     // The answer must arrive: the peer closes after it has read it.
     let _ = timeout(HELLO_TIMEOUT, async {
@@ -138,24 +138,24 @@ pub(super) async fn run_accepted<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// The answer to a hello, and the peer if `link` is now its link.
-fn answer_hello(hub: &Hub, hello: &LinkHello, link: &Arc<ActiveLink>) -> (LinkFrame, Option<Arc<Peer>>) {
-    if hello.member == hub.local.id || !hub.is_open() {
+fn answer_hello(links: &Links, hello: &LinkHello, link: &Arc<ActiveLink>) -> (LinkFrame, Option<Arc<Peer>>) {
+    if hello.member == links.local.id || !links.is_open() {
         return (LinkFrame::Refusal(RefusalReason::Closed), None);
     }
     // A peer that ends leaves the roster, so the second round adds a new one. That ends as well if the hello acknowledges
     // what was never sent.
     for _round in 0..2 {
-        let Some(peer) = hub.get_or_add_peer(hello.member) else {
-            hub.local.stats.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
+        let Some(peer) = links.get_or_add_peer(hello.member) else {
+            links.local.stats.count_failure(LinkFailure::Full, &hello.address, &"too many peers");
             return (LinkFrame::Refusal(RefusalReason::Closed), None);
         };
-        let answer = match peer.handle_hello(&hub.local, hello, link) {
-            HelloOutcome::Begin | HelloOutcome::Resume => return (peer.hello(&hub.local), Some(peer)),
+        let answer = match peer.handle_hello(&links.local, hello, link) {
+            HelloOutcome::Begin | HelloOutcome::Resume => return (peer.hello(&links.local), Some(peer)),
             HelloOutcome::Refused(reason) => LinkFrame::Refusal(reason),
-            HelloOutcome::RemoteLost => peer.hello(&hub.local),
+            HelloOutcome::RemoteLost => peer.hello(&links.local),
             HelloOutcome::LocalLost | HelloOutcome::Invalid(_) => continue,
         };
-        peer.end_unless_established(&hub.local);
+        peer.end_unless_established(&links.local);
         return (answer, None);
     }
     (LinkFrame::Refusal(RefusalReason::Stale), None)
@@ -174,8 +174,8 @@ async fn receive<S: AsyncRead + AsyncWrite + Unpin>(frames: &mut FrameStream<S>)
 }
 
 /// An active link: reads and writes frames, and detects a silent or stalled connection.
-pub(super) struct RunningLink<'h, S> {
-    hub: &'h Hub,
+pub(super) struct RunningLink<'l, S> {
+    links: &'l Links,
     pub(super) peer: Arc<Peer>,
     link: Arc<ActiveLink>,
     frames: FrameStream<S>,
@@ -188,10 +188,10 @@ pub(super) struct RunningLink<'h, S> {
     acknowledged: Option<u64>,
 }
 
-impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
-    fn new(hub: &'h Hub, peer: Arc<Peer>, link: Arc<ActiveLink>, frames: FrameStream<S>) -> Self {
+impl<'l, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'l, S> {
+    fn new(links: &'l Links, peer: Arc<Peer>, link: Arc<ActiveLink>, frames: FrameStream<S>) -> Self {
         Self {
-            hub,
+            links,
             peer,
             link,
             frames,
@@ -205,13 +205,13 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
 
     /// Runs until the connection closes.
     pub(super) async fn run(mut self) {
-        let mut ticks = pin!(sleep(self.hub.next_tick(self.peer.id)));
+        let mut ticks = pin!(sleep(self.links.next_tick(self.peer.id)));
         loop {
             tokio::select! {
                 biased;
                 () = poll_fn(|cx| self.poll(cx)) => break,
                 () = &mut ticks => {
-                    ticks.as_mut().reset(Instant::now() + self.hub.next_tick(self.peer.id));
+                    ticks.as_mut().reset(Instant::now() + self.links.next_tick(self.peer.id));
                     self.tick();
                     if self.silent > SILENT_MAX || self.stalled > STALLED_MAX {
                         debug!(peer = %self.peer.id, "link timed out: no frames or no acknowledgements");
@@ -220,8 +220,8 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
                 }
             }
         }
-        if self.peer.detach(&self.hub.local, &self.link) {
-            self.hub.redial(self.peer);
+        if self.peer.detach(&self.links.local, &self.link) {
+            self.links.redial(self.peer);
         }
     }
 
@@ -234,7 +234,7 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
         if !is_open || self.link.is_closed.load(Relaxed) {
             return Poll::Ready(());
         }
-        if !self.hub.is_open() {
+        if !self.links.is_open() {
             self.link.goodbye_due.store(true, Relaxed);
         }
         match self.poll_write(cx) {
@@ -262,11 +262,11 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
             };
             self.silent = Duration::ZERO;
             self.has_large_buffers |= frame.is_large();
-            match self.peer.receive(&self.hub.local, &self.link, frame) {
+            match self.peer.receive(&self.links.local, &self.link, frame) {
                 ControlFlow::Continue(None) => {}
                 ControlFlow::Continue(Some(frame)) => {
                     if !was_waiting {
-                        self.hub.local.stats.pieces_delayed.increase();
+                        self.links.local.stats.pieces_delayed.increase();
                     }
                     self.waiting = Some(frame);
                     // The next wake-up tries again, at the next tick at the latest.
@@ -280,7 +280,7 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
     fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             ready!(self.frames.poll_ready_unpin(cx))?;
-            let Some(frame) = self.peer.next_frame(&self.hub.local, &self.link) else {
+            let Some(frame) = self.peer.next_frame(&self.links.local, &self.link) else {
                 return self.frames.poll_flush_unpin(cx);
             };
             self.has_large_buffers |= frame.is_large();
@@ -291,7 +291,7 @@ impl<'h, S: AsyncRead + AsyncWrite + Unpin> RunningLink<'h, S> {
     /// Counts the time without frames and without acknowledgements, makes a heartbeat due, and frees large buffers.
     fn tick(&mut self) {
         // Not the time that has passed: a suspended process must not count the suspension as silence of the peer.
-        let interval = ticks::interval(self.hub.local.peers());
+        let interval = ticks::interval(self.links.local.peers());
         // A connection that is not read cannot be silent.
         self.silent = if self.waiting.is_some() { Duration::ZERO } else { self.silent + interval };
         let pending = self.peer.pending_acknowledgement();

@@ -25,7 +25,7 @@ use crate::{
         addresses::DialResult,
         connection::{self, RunningLink},
         frame::frame_stream,
-        hub::Hub,
+        links::Links,
         peer::Peer,
         stats::LinkFailure,
     },
@@ -52,7 +52,7 @@ const SHORT_LINK: Duration = Duration::from_millis(100);
 /// Dials an address until a member answers or connections are refused, and runs the link; with `report`, dials once and
 /// sends the result.
 pub(super) async fn dial_address(
-    hub: Arc<Hub>,
+    links: Arc<Links>,
     address: String,
     mut report: Option<oneshot::Sender<DialResult>>,
 ) {
@@ -60,8 +60,8 @@ pub(super) async fn dial_address(
     let is_single_attempt = report.is_some();
     let mut tell = |result| report.take().map(|report| report.send(result));
     let mut delays = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
-    while hub.is_open() {
-        let result = match dial_all(&hub, &address, None).await {
+    while links.is_open() {
+        let result = match dial_all(&links, &address, None).await {
             Ok(link) => {
                 let peer = link.peer.id;
                 tell(DialResult::Linked(peer));
@@ -73,11 +73,11 @@ pub(super) async fn dial_address(
         let is_over = since.elapsed() > DIAL_DURATION_MAX;
         let is_final = match result {
             DialResult::Linked(peer) => {
-                hub.note_member_address(&address, peer);
+                links.note_member_address(&address, peer);
                 true
             }
             DialResult::OwnAddress => {
-                hub.addresses().note_own(&address);
+                links.addresses().note_own(&address);
                 true
             }
             DialResult::Refused => true,
@@ -91,17 +91,17 @@ pub(super) async fn dial_address(
             tell(result);
             break;
         }
-        wait(&hub, &mut delays).await;
+        wait(&links, &mut delays).await;
     }
-    hub.addresses().dialling.remove(&address);
+    links.addresses().dialling.remove(&address);
 }
 
 /// Redials a peer whose link broke, and runs the link, until the session has ended or another connection is the link.
-pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
+pub(super) async fn redial(links: Arc<Links>, peer: Arc<Peer>) {
     let mut delays = Backoff::new(REDIAL_BACKOFF_MIN, BACKOFF_MAX);
-    while hub.is_open() && peer.needs_dialling() {
+    while links.is_open() && peer.needs_dialling() {
         let address = peer.address();
-        let result = match dial_all(&hub, &address, Some(&peer)).await {
+        let result = match dial_all(&links, &address, Some(&peer)).await {
             Ok(link) => {
                 let since = Stopwatch::start();
                 link.run().await;
@@ -123,27 +123,27 @@ pub(super) async fn redial(hub: Arc<Hub>, peer: Arc<Peer>) {
         };
         if is_gone {
             debug!(peer = %peer.id, %address, ?result, "the peer is not at its address");
-            peer.end_unless_connected(&hub.local);
+            peer.end_unless_connected(&links.local);
         }
         // Another process is there, or the session was lost or never established: dial for a new one.
         if result == DialResult::OtherMember || result == DialResult::SessionEnded {
-            hub.dial(&address, None);
+            links.dial(&address);
         }
-        wait(&hub, &mut delays).await;
+        wait(&links, &mut delays).await;
     }
 }
 
 /// Waits before the next attempt.
-async fn wait(hub: &Hub, delays: &mut Backoff) {
-    hub.while_open(sleep(delays.next_delay(rand::random()))).await;
+async fn wait(links: &Links, delays: &mut Backoff) {
+    links.while_open(sleep(delays.next_delay(rand::random()))).await;
 }
 
 /// Dials all addresses of a name until one answers. The error is `Refused` only if all refuse.
-async fn dial_all<'h>(
-    hub: &'h Hub,
+async fn dial_all<'l>(
+    links: &'l Links,
     address: &str,
     expected: Option<&Arc<Peer>>,
-) -> Result<DialledLink<'h>, DialResult> {
+) -> Result<DialledLink<'l>, DialResult> {
     let addresses = match address.parse() {
         Ok(address) => vec![address],
         Err(_) => match timeout(CONNECT_TIMEOUT, lookup_host(address)).await {
@@ -153,7 +153,7 @@ async fn dial_all<'h>(
     };
     let mut result = if addresses.is_empty() { DialResult::Unreachable } else { DialResult::Refused };
     for address in addresses {
-        match dial_once(hub, address, expected).await {
+        match dial_once(links, address, expected).await {
             Ok(link) => return Ok(link),
             Err(error) => result = result.max(error),
         }
@@ -164,19 +164,19 @@ async fn dial_all<'h>(
     Err(result)
 }
 
-type DialledLink<'h> = RunningLink<'h, TlsStream<TcpStream>>;
+type DialledLink<'l> = RunningLink<'l, TlsStream<TcpStream>>;
 
 /// Opens one connection and performs its handshakes.
-async fn dial_once<'h>(
-    hub: &'h Hub,
+async fn dial_once<'l>(
+    links: &'l Links,
     address: SocketAddr,
     expected: Option<&Arc<Peer>>,
-) -> Result<DialledLink<'h>, DialResult> {
+) -> Result<DialledLink<'l>, DialResult> {
     let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(address));
-    let socket = match hub.while_open(connecting).await {
+    let socket = match links.while_open(connecting).await {
         Some(Ok(Ok(socket))) => socket,
         Some(Ok(Err(error))) if error.kind() == ErrorKind::ConnectionRefused => {
-            hub.addresses().clear_rejection(address);
+            links.addresses().clear_rejection(address);
             return Err(DialResult::Refused);
         }
         Some(Ok(Err(_)) | Err(_)) | None => return Err(DialResult::Unreachable),
@@ -187,23 +187,23 @@ async fn dial_once<'h>(
     }
     // Fails only if the peer has closed the socket, which the next read reports.
     let _ = socket.set_nodelay(true);
-    match hub.while_open(timeout(TLS_TIMEOUT, connect_tls(hub, socket, address))).await {
+    match links.while_open(timeout(TLS_TIMEOUT, connect_tls(links, socket, address))).await {
         Some(Ok(Ok(stream))) => {
-            hub.addresses().clear_rejection(address);
-            let link = connection::link_dialled(hub, frame_stream(stream), expected).await?;
-            hub.note_member_address(&address.to_string(), link.peer.id);
+            links.addresses().clear_rejection(address);
+            let link = connection::link_dialled(links, frame_stream(stream), expected).await?;
+            links.note_member_address(&address.to_string(), link.peer.id);
             return Ok(link);
         }
         Some(Ok(Err(error))) => {
-            if let Some(reason) = report_tls_failure(hub, address, &error)
+            if let Some(reason) = report_tls_failure(links, address, &error)
                 && reason.is_rejection()
             {
-                hub.addresses().note_rejection(address, reason, expected.map(|peer| &**peer));
+                links.addresses().note_rejection(address, reason, expected.map(|peer| &**peer));
             }
         }
         Some(Err(_)) => {
             let what = "the TLS handshake timed out";
-            hub.local.stats.count_failure(LinkFailure::Slow, &address, &what);
+            links.local.stats.count_failure(LinkFailure::Slow, &address, &what);
             return Err(DialResult::Slow);
         }
         None => {}
@@ -212,11 +212,11 @@ async fn dial_once<'h>(
 }
 
 async fn connect_tls(
-    hub: &Hub,
+    links: &Links,
     socket: TcpStream,
     address: SocketAddr,
 ) -> Result<TlsStream<TcpStream>, Error> {
-    let config = hub.credentials.active().client.clone();
+    let config = links.credentials.active().client.clone();
     let connector = TlsConnector::from(config);
     let mut stream = connector.connect(ServerName::IpAddress(address.ip().into()), socket).await?;
     // The server verifies the client certificate after the client's handshake is done, then writes first.
@@ -228,36 +228,41 @@ async fn connect_tls(
 
 /// Performs the handshakes of an accepted connection, then runs its link until it closes. Drops `permit` once the TLS
 /// handshake has ended.
-pub(super) async fn accept(hub: Arc<Hub>, socket: TcpStream, from: SocketAddr, permit: OwnedSemaphorePermit) {
+pub(super) async fn accept(
+    links: Arc<Links>,
+    socket: TcpStream,
+    from: SocketAddr,
+    permit: OwnedSemaphorePermit,
+) {
     // Fails only if the peer has closed the socket, which the next read reports.
     let _ = socket.set_nodelay(true);
-    let handshake = timeout(TLS_TIMEOUT, accept_tls(&hub, socket, from));
-    let Some(result) = hub.while_open(handshake).await else { return };
+    let handshake = timeout(TLS_TIMEOUT, accept_tls(&links, socket, from));
+    let Some(result) = links.while_open(handshake).await else { return };
     drop(permit);
     match result {
-        Ok(Ok(Some(stream))) => connection::run_accepted(&hub, frame_stream(stream), from).await,
+        Ok(Ok(Some(stream))) => connection::run_accepted(&links, frame_stream(stream), from).await,
         Ok(Ok(None)) => {}
         Ok(Err(error)) => {
             // Any process can connect, so a rejected client says nothing about this replica's own links.
-            let _ = report_tls_failure(&hub, from, &error);
+            let _ = report_tls_failure(&links, from, &error);
         }
-        Err(_) => hub.local.stats.count_failure(LinkFailure::Slow, &from, &"the TLS handshake timed out"),
+        Err(_) => links.local.stats.count_failure(LinkFailure::Slow, &from, &"the TLS handshake timed out"),
     }
 }
 
 /// Performs the TLS handshake of an accepted connection; `None` if the client speaks another version, which is sent this one.
 async fn accept_tls(
-    hub: &Hub,
+    links: &Links,
     socket: TcpStream,
     from: SocketAddr,
 ) -> Result<Option<ServerTlsStream<TcpStream>>, Error> {
-    let configs = hub.credentials.active();
+    let configs = links.credentials.active();
     let started = LazyConfigAcceptor::new(rustls::server::Acceptor::default(), socket).await?;
     let mismatch = VersionMismatch::with_offer(started.client_hello().alpn().into_iter().flatten());
     match mismatch {
         None => started.into_stream(configs.server.clone()).await.map(Some),
         Some(mismatch) => {
-            hub.local.stats.count_failure(LinkFailure::Version, &from, &mismatch);
+            links.local.stats.count_failure(LinkFailure::Version, &from, &mismatch);
             // The client aborts this handshake as intended.
             let _ = started.into_stream(configs.other_version.clone()).await;
             Ok(None)
@@ -266,7 +271,7 @@ async fn accept_tls(
 }
 
 /// Counts a failed TLS handshake by reason; `None` if the cause is the transport and not TLS.
-fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) -> Option<LinkFailure> {
+fn report_tls_failure(links: &Links, address: SocketAddr, error: &Error) -> Option<LinkFailure> {
     let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
         // A peer that exits closes its connections.
         debug!(%address, %error, "the peer closed the connection during the handshake");
@@ -274,8 +279,8 @@ fn report_tls_failure(hub: &Hub, address: SocketAddr, error: &Error) -> Option<L
     };
     let reason = LinkFailure::from_tls_error(tls);
     match VersionMismatch::from_tls_error(tls) {
-        Some(mismatch) => hub.local.stats.count_failure(reason, &address, mismatch),
-        None => hub.local.stats.count_failure(reason, &address, tls),
+        Some(mismatch) => links.local.stats.count_failure(reason, &address, mismatch),
+        None => links.local.stats.count_failure(reason, &address, tls),
     }
     Some(reason)
 }

@@ -30,7 +30,7 @@ use crate::{
         LinkHandler, LinkSettings,
         connection::run_accepted,
         frame::{FrameCodec, LENGTH_BYTES, LinkFrame, PIECE_BYTES_MAX, Piece, frame_stream},
-        hub::{COMMANDS_MAX, Hub},
+        links::{COMMANDS_MAX, Links},
     },
     trust::Credentials,
 };
@@ -93,16 +93,16 @@ async fn run(bytes: &[u8]) -> Sent {
     let (commands, _commands) = mpsc::channel(COMMANDS_MAX);
     let address = "local:1".to_owned();
     let clock = Clock::manual(NOW);
-    let hub = Hub::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
+    let links = Links::new(LOCAL, address, SETTINGS.clone(), CREDENTIALS.clone(), clock, commands);
     let handler = Arc::new(Batches::default());
     let listening: Arc<dyn LinkHandler> = handler.clone();
-    hub.handler.set(Arc::downgrade(&listening)).expect("the hub is new");
+    links.handler.set(Arc::downgrade(&listening)).expect("the links is new");
     let mut pieces = BTreeMap::new();
     let mut acknowledged = 0;
     for messages in connections(bytes) {
         let sessions = handler.state().sessions;
         let acknowledges = acknowledges(&messages);
-        let written = serve(&hub, messages).await;
+        let written = serve(&links, messages).await;
         if handler.state().sessions != sessions {
             pieces.clear();
             acknowledged = 0;
@@ -116,7 +116,7 @@ async fn run(bytes: &[u8]) -> Sent {
 }
 
 /// Runs the link of one connection, and returns the frames that it writes.
-async fn serve(hub: &Hub, messages: Vec<Bytes>) -> Vec<LinkFrame> {
+async fn serve(links: &Links, messages: Vec<Bytes>) -> Vec<LinkFrame> {
     let (local, member) = duplex(IN_FLIGHT_BYTES);
     let (reader, mut writer) = split(member);
     let sending = async {
@@ -130,7 +130,7 @@ async fn serve(hub: &Hub, messages: Vec<Bytes>) -> Vec<LinkFrame> {
     };
     let written =
         FramedRead::new(reader, FrameCodec::default()).map(|frame| frame.expect("frames are valid"));
-    let exchange = run_accepted(hub, frame_stream(local), FROM);
+    let exchange = run_accepted(links, frame_stream(local), FROM);
     let ended = timeout(TIMEOUT, async { tokio::join!(sending, written.collect(), exchange) }).await;
     ended.expect("the connection ends").1
 }

@@ -90,7 +90,9 @@ fn member(endpoint: usize) -> MemberId {
 /// A session of this endpoint. Endpoint 0 has the smaller id.
 fn session(endpoint: usize, number: u64, assembly: &AssemblyBudget) -> Session {
     let preferred = if endpoint == 0 { LinkRole::Dialler } else { LinkRole::Acceptor };
-    Session::new(number, preferred, assembly.clone()).with_bounds(BOUNDS)
+    let mut session = Session::new(number, preferred, assembly.clone());
+    session.bounds = BOUNDS;
+    session
 }
 
 impl World {

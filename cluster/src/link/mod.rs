@@ -3,16 +3,11 @@
 //! Two processes share one session while both live. Each batch of a session is delivered exactly once and in the
 //! order in which it was sent, across any number of broken connections. [`LinkHandler`] interprets the bytes.
 
-use std::{
-    io,
-    net::SocketAddr,
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
-};
+use std::{fmt::Display, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{
     net::TcpListener,
-    sync::{Semaphore, mpsc, watch},
+    sync::{Semaphore, mpsc},
     task::JoinSet,
     time::{Instant, timeout_at},
 };
@@ -21,7 +16,7 @@ use tollgate_counter::time::Clock;
 use tollgate_net::accept::Acceptor;
 use tracing::{info, warn};
 
-use crate::{Departure, MemberId, Trust, TrustError, trust::Credentials};
+use crate::{ClusterError, Departure, MemberId, Trust, trust::Credentials};
 
 mod addresses;
 mod advertise;
@@ -31,22 +26,23 @@ mod dial;
 mod frame;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
-mod hub;
 #[cfg(test)]
 mod laws;
+mod links;
 mod peer;
 mod seeds;
 mod session;
 mod stats;
 mod ticks;
 
-pub use addresses::{SeedFailures, SeedState, Strangers};
+pub use addresses::{SeedState, Strangers};
 pub use advertise::is_host_port;
+pub use links::Links;
 pub use stats::{LinkFailure, LinkStats};
 #[cfg(test)]
 pub(super) use ticks::interval as heartbeat_interval;
 
-use hub::{COMMANDS_MAX, Command, Hub, LinksPhase};
+use links::{COMMANDS_MAX, Command, LinksPhase};
 
 /// Addresses and trust of the links.
 #[derive(Clone, Debug)]
@@ -60,33 +56,6 @@ pub struct LinkSettings {
     pub seeds: Vec<String>,
     /// The certificates or the secret that authenticate members.
     pub trust: Trust,
-}
-
-/// Why links cannot start or have failed.
-#[derive(Debug, thiserror::Error)]
-pub enum LinkError {
-    /// Binding the listener failed.
-    #[error("cluster.listen: cannot listen on {address}: {error}")]
-    Listen {
-        /// The configured address.
-        address: SocketAddr,
-        /// The cause.
-        error: io::Error,
-    },
-    /// A setting is not a valid address.
-    #[error("cluster.{setting}: {value:?} is not HOST:PORT")]
-    Address {
-        /// The name of the setting.
-        setting: &'static str,
-        /// The value of the setting.
-        value: String,
-    },
-    /// The certificates or the secret cannot be used.
-    #[error(transparent)]
-    Trust(#[from] TrustError),
-    /// A task exited unexpectedly.
-    #[error("a link task exited unexpectedly: {0}")]
-    TaskEnded(String),
 }
 
 /// Receives and supplies the batches of the links. Link tasks call it, for each peer one call at a time. An
@@ -107,10 +76,6 @@ pub trait LinkHandler: Send + Sync + 'static {
     fn disconnected(&self, peer: MemberId, reason: Departure);
 }
 
-/// A handle to all links of this process. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Links(Arc<Hub>);
-
 /// The bound listener, before it accepts or dials.
 #[derive(Debug)]
 pub struct LinkListener {
@@ -122,130 +87,52 @@ pub struct LinkListener {
 
 /// Publishes [`LinksPhase::Ended`] when it is dropped, and drops the peers, which hold the handler.
 #[derive(Debug)]
-struct EndGuard(Links);
+struct EndGuard(Arc<Links>);
 
 impl Drop for EndGuard {
     fn drop(&mut self) {
-        self.0.0.local.clear();
-        self.0.0.phase.send_replace(LinksPhase::Ended);
+        self.0.local.clear();
+        self.0.phase.send_replace(LinksPhase::Ended);
     }
 }
 
-impl Links {
+impl LinkListener {
     /// Loads the credentials and binds the listener of the process `local_id`; any invalid setting is an error.
     pub async fn bind(
         settings: LinkSettings,
         local_id: MemberId,
         clock: Clock,
-    ) -> Result<(Self, LinkListener), LinkError> {
+    ) -> Result<(Arc<Links>, Self), ClusterError> {
         let credentials = Arc::new(Credentials::load(settings.trust.clone(), clock.clone()).await?);
-        for seed in &settings.seeds {
-            advertise::validate("seed", seed)?;
-        }
-        let failed = |error| LinkError::Listen { address: settings.listen, error };
+        let failed = |error: io::Error| {
+            ClusterError(format!("cluster.listen: cannot listen on {}: {error}", settings.listen))
+        };
         let listener = TcpListener::bind(settings.listen).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let advertised = advertise::address(settings.advertise.as_deref(), address, &settings.seeds).await;
-        advertise::validate("advertise", &advertised)?;
         let (commands, received) = mpsc::channel(COMMANDS_MAX);
-        let links = Self(Arc::new(Hub::new(local_id, advertised, settings, credentials, clock, commands)));
-        let listening =
-            LinkListener { listener, address, commands: received, links: EndGuard(links.clone()) };
+        let links = Arc::new(Links::new(local_id, advertised, settings, credentials, clock, commands));
+        let listening = Self { listener, address, commands: received, links: EndGuard(links.clone()) };
         Ok((links, listening))
     }
 
-    /// The id of this process.
-    pub fn local_id(&self) -> MemberId {
-        self.0.local.id
-    }
-
-    /// The advertised address, `HOST:PORT`.
-    pub fn address(&self) -> &str {
-        &self.0.local.address
-    }
-
-    /// Makes the link of `peer` poll [`LinkHandler::next_batch`].
-    pub fn wake(&self, peer: MemberId) {
-        self.0.local.wake(peer);
-    }
-
-    /// Dials this address, `HOST:PORT`, until a member answers, connections are refused, or 30 s have passed. Does
-    /// nothing if the address is being dialled already or a peer is known there.
-    pub fn dial(&self, address: &str) {
-        self.0.dial(address, None);
-    }
-
-    /// Ends the session with `peer` and stops dialling it. Frames may still be received until
-    /// [`LinkHandler::disconnected`] is called. If the peer connects again, a new session begins.
-    pub fn forget(&self, peer: MemberId) {
-        if let Some(peer) = self.0.local.get(peer)
-            && !peer.forgotten.swap(true, Relaxed)
-            && !self.0.command(Command::Forget(peer.clone()))
-        {
-            // The next call tries again.
-            peer.forgotten.store(false, Relaxed);
-        }
-    }
-
-    /// Sends queued batches and a goodbye on every link, and returns when all links have ended, after `within` at most.
-    pub async fn close(&self, within: Duration) {
-        self.0.phase.send_if_modified(|phase| {
-            let is_open = *phase == LinksPhase::Open;
-            if is_open {
-                *phase = LinksPhase::Closing(within);
-            }
-            is_open
-        });
-        self.0.local.wake_all();
-        // The sender lives in `self`, so waiting cannot fail.
-        let _ = self.0.phase.subscribe().wait_for(|phase| *phase == LinksPhase::Ended).await;
-    }
-
-    /// The state of the search at the seeds.
-    pub fn seed_state(&self) -> SeedState {
-        *self.0.seeds.borrow()
-    }
-
-    /// A receiver of every change of the search at the seeds.
-    pub fn seeds(&self) -> watch::Receiver<SeedState> {
-        self.0.seeds.subscribe()
-    }
-
-    /// Addresses that reject links with the reasons, if there are any and no link is up. Then a certificate, a secret
-    /// or a protocol version separates this replica from the others, not silence.
-    pub fn strangers(&self) -> Option<Strangers> {
-        if self.is_linked() { None } else { self.0.addresses().strangers() }
-    }
-
-    /// Whether a link is up.
-    pub(super) fn is_linked(&self) -> bool {
-        self.0.local.stats.links_up() > 0
-    }
-
-    /// Statistics since the start.
-    pub fn stats(&self) -> &Arc<LinkStats> {
-        &self.0.local.stats
-    }
-}
-
-impl LinkListener {
     /// The bound address, with the actual port if port 0 was requested.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Accepts and dials until [`Links::close`] is called. Owns every task of the links: dropping the future ends them.
-    pub async fn run(self, handler: Arc<dyn LinkHandler>) -> Result<(), LinkError> {
-        let Self { listener, address, mut commands, links } = self;
-        let hub = links.0.0.clone();
+    pub async fn run(self, handler: Arc<dyn LinkHandler>) -> Result<(), ClusterError> {
+        let Self { listener, address, mut commands, links: guard } = self;
+        let links = guard.0.clone();
         // Set once, because the listener is consumed.
-        let _ = hub.handler.set(Arc::downgrade(&handler));
-        info!(member = %hub.local.id, listen = %address, advertised = hub.local.address, "listening for links from other replicas");
+        let _ = links.handler.set(Arc::downgrade(&handler));
+        info!(member = %links.local.id, listen = %address, advertised = links.local.address, "listening for links from other replicas");
         let mut background = JoinSet::new();
-        background.spawn(hub.credentials.clone().watch());
-        background.spawn(seeds::watch(hub.clone()));
+        background.spawn(links.credentials.clone().watch());
+        background.spawn(seeds::watch(links.clone()));
         let mut tasks = JoinSet::new();
-        let mut phases = hub.phase.subscribe();
+        let mut phases = links.phase.subscribe();
         let mut acceptor = Acceptor::new("cluster");
         let handshakes = Arc::new(Semaphore::new(dial::HANDSHAKES_MAX));
         let within = loop {
@@ -259,15 +146,14 @@ impl LinkListener {
                     Ok(LinksPhase::Open | LinksPhase::Ended) | Err(_) => break Duration::ZERO,
                 },
                 Some(order) = commands.recv() => {
-                    tasks.spawn(execute(hub.clone(), order));
+                    tasks.spawn(execute(links.clone(), order));
                 }
                 (permit, (socket, from)) = next_connection => {
-                    tasks.spawn(dial::accept(hub.clone(), socket, from, permit));
+                    tasks.spawn(dial::accept(links.clone(), socket, from, permit));
                 }
-                Some(ended) = tasks.join_next() => ended.map_err(|panic| LinkError::TaskEnded(panic.to_string()))?,
+                Some(ended) = tasks.join_next() => ended.map_err(task_ended)?,
                 Some(ended) = background.join_next() => {
-                    let reason = ended.err().map_or("background task returned".to_owned(), |panic| panic.to_string());
-                    return Err(LinkError::TaskEnded(reason));
+                    return Err(ended.map_or_else(task_ended, |()| task_ended("background task returned")));
                 }
             }
         };
@@ -283,11 +169,15 @@ impl LinkListener {
     }
 }
 
+fn task_ended(reason: impl Display) -> ClusterError {
+    ClusterError(format!("a link task exited unexpectedly: {reason}"))
+}
+
 /// Executes one command.
-async fn execute(hub: Arc<Hub>, order: Command) {
+async fn execute(links: Arc<Links>, order: Command) {
     match order {
-        Command::Dial(address, report) => dial::dial_address(hub, address, report).await,
-        Command::Redial(peer) => dial::redial(hub, peer).await,
-        Command::Forget(peer) => peer.end(&hub.local, Departure::Forgotten),
+        Command::Dial(address, report) => dial::dial_address(links, address, report).await,
+        Command::Redial(peer) => dial::redial(links, peer).await,
+        Command::Forget(peer) => peer.end(&links.local, Departure::Forgotten),
     }
 }

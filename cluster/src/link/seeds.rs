@@ -17,8 +17,8 @@ use tollgate_counter::{lock::lock, time::Stopwatch};
 use tracing::{info, warn};
 
 use crate::link::{
-    addresses::{DialResult, SeedFailures, SeedState},
-    hub::Hub,
+    addresses::{DialResult, SeedState},
+    links::Links,
 };
 
 /// Interval of the lookups while no other member is known, and afterwards.
@@ -34,18 +34,15 @@ const SLOW_MAX: Duration = Duration::from_secs(10);
 const ADDRESSES_MAX: usize = 256;
 
 /// Searches at all seeds until it is dropped.
-pub(super) async fn watch(hub: Arc<Hub>) {
+pub(super) async fn watch(links: Arc<Links>) {
     let since = Stopwatch::start();
-    let all = Mutex::new(vec![SeedState::Searching; hub.settings.seeds.len()]);
-    let publish = |all: &[SeedState]| {
-        let state = summary(all, since.elapsed());
-        hub.seeds.send_if_modified(|former| std::mem::replace(former, state) != state);
-    };
+    let all = Mutex::new(vec![SeedState::Searching; links.settings.seeds.len()]);
+    let publish = |all: &[SeedState]| *lock(&links.seeds) = summary(all, since.elapsed());
     publish(&lock(&all));
-    let seeds = hub.settings.seeds.iter().enumerate();
+    let seeds = links.settings.seeds.iter().enumerate();
     join_all(seeds.map(|(index, seed)| {
-        let (hub, all, publish) = (&hub, &all, &publish);
-        watch_one(hub, seed, move |found| {
+        let (links, all, publish) = (&links, &all, &publish);
+        watch_one(links, seed, move |found| {
             let mut all = lock(all);
             all[index] = found;
             publish(&all);
@@ -57,9 +54,8 @@ pub(super) async fn watch(hub: Arc<Hub>) {
 }
 
 /// Searches at one seed, and passes the result of each try to `note`.
-async fn watch_one(hub: &Hub, seed: &str, note: impl Fn(SeedState)) {
+async fn watch_one(links: &Links, seed: &str, note: impl Fn(SeedState)) {
     let mut failing: Option<String> = None;
-    let unresolved = SeedState::NotFound(SeedFailures { unresolved: 1, ..SeedFailures::default() });
     loop {
         // A slow lookup is awaited, not dropped: the resolver's thread would go on, and another would start
         // concurrently.
@@ -67,7 +63,7 @@ async fn watch_one(hub: &Hub, seed: &str, note: impl Fn(SeedState)) {
         let resolved = match timeout(LOOKUP_TIMEOUT, lookup.as_mut()).await {
             Ok(resolved) => resolved,
             Err(_) => {
-                note(unresolved);
+                note(SeedState::NotFound);
                 lookup.await
             }
         };
@@ -79,7 +75,7 @@ async fn watch_one(hub: &Hub, seed: &str, note: impl Fn(SeedState)) {
                 let mut addresses: Vec<_> = addresses.take(ADDRESSES_MAX).collect();
                 addresses.sort_unstable();
                 addresses.dedup();
-                note(dial(hub, &addresses).await);
+                note(dial(links, &addresses).await);
             }
             Err(error) => {
                 let reason = error.to_string();
@@ -87,18 +83,18 @@ async fn watch_one(hub: &Hub, seed: &str, note: impl Fn(SeedState)) {
                     warn!(seed, %error, "cannot resolve the seed");
                     failing = Some(reason);
                 }
-                note(unresolved);
+                note(SeedState::NotFound);
             }
         }
-        sleep(if hub.local.peers() == 0 { ALONE_INTERVAL } else { LINKED_INTERVAL }).await;
+        sleep(if links.local.peers() == 0 { ALONE_INTERVAL } else { LINKED_INTERVAL }).await;
     }
 }
 
 /// Dials all addresses concurrently.
-async fn dial(hub: &Hub, addresses: &[SocketAddr]) -> SeedState {
+async fn dial(links: &Links, addresses: &[SocketAddr]) -> SeedState {
     let dials = addresses.iter().map(async |address| {
         let (report, result) = oneshot::channel();
-        hub.dial(&address.to_string(), Some(report));
+        links.dial_reporting(&address.to_string(), Some(report));
         match timeout(DIAL_TIMEOUT, result).await {
             Ok(Ok(result)) => result,
             // The address is being dialled for another reason and has not linked yet.
@@ -106,40 +102,27 @@ async fn dial(hub: &Hub, addresses: &[SocketAddr]) -> SeedState {
         }
     });
     let results = join_all(dials).await;
-    if results.iter().any(|result| matches!(result, DialResult::Linked(_))) {
-        return SeedState::Found;
-    }
-    let mut failures = SeedFailures::default();
-    for result in results {
-        match result {
-            DialResult::OwnAddress => failures.own += 1,
-            DialResult::Refused => failures.refused += 1,
-            DialResult::Slow => failures.slow += 1,
-            DialResult::OtherMember
-            | DialResult::Unreachable
-            | DialResult::Duplicate
-            | DialResult::SessionEnded
-            | DialResult::Linked(_) => failures.unreachable += 1,
-        }
-    }
-    SeedState::NotFound(failures)
+    let found = results.into_iter().map(|result| match result {
+        DialResult::Linked(_) => SeedState::Found,
+        DialResult::Slow => SeedState::Slow,
+        DialResult::OwnAddress
+        | DialResult::Refused
+        | DialResult::OtherMember
+        | DialResult::Unreachable
+        | DialResult::Duplicate
+        | DialResult::SessionEnded => SeedState::NotFound,
+    });
+    found.max().unwrap_or(SeedState::NotFound)
 }
 
 /// The state of the search at all seeds after this time.
 fn summary(all: &[SeedState], elapsed: Duration) -> SeedState {
-    if all.contains(&SeedState::Found) {
-        return SeedState::Found;
+    match all.iter().copied().max().unwrap_or(SeedState::NotFound) {
+        SeedState::Slow if elapsed < SLOW_MAX => SeedState::Searching,
+        SeedState::Slow | SeedState::NotFound => SeedState::NotFound,
+        SeedState::Searching => SeedState::Searching,
+        SeedState::Found => SeedState::Found,
     }
-    let mut failures = SeedFailures::default();
-    for state in all {
-        let SeedState::NotFound(found) = state else { return SeedState::Searching };
-        failures.unresolved += found.unresolved;
-        failures.unreachable += found.unreachable;
-        failures.slow += found.slow;
-        failures.refused += found.refused;
-        failures.own += found.own;
-    }
-    if failures.slow > 0 && elapsed < SLOW_MAX { SeedState::Searching } else { SeedState::NotFound(failures) }
 }
 
 #[cfg(test)]
@@ -148,13 +131,11 @@ mod tests {
 
     #[test]
     fn slow_seed_delays_bootstrap_for_a_bounded_time() {
-        let both = SeedFailures { own: 1, slow: 1, ..SeedFailures::default() };
-        let [own, slow] =
-            [SeedFailures { slow: 0, ..both }, SeedFailures { own: 0, ..both }].map(SeedState::NotFound);
-        assert_eq!(summary(&[own], Duration::ZERO), own);
-        assert_eq!(summary(&[own, SeedState::Searching], SLOW_MAX), SeedState::Searching);
-        assert_eq!(summary(&[own, slow], SLOW_MAX / 2), SeedState::Searching);
-        assert_eq!(summary(&[own, slow], SLOW_MAX), SeedState::NotFound(both));
-        assert_eq!(summary(&[slow, SeedState::Found], Duration::ZERO), SeedState::Found);
+        use SeedState::{Found, NotFound, Searching, Slow};
+        assert_eq!(summary(&[NotFound], Duration::ZERO), NotFound);
+        assert_eq!(summary(&[NotFound, Searching], SLOW_MAX), Searching);
+        assert_eq!(summary(&[NotFound, Slow], SLOW_MAX / 2), Searching);
+        assert_eq!(summary(&[NotFound, Slow], SLOW_MAX), NotFound);
+        assert_eq!(summary(&[Slow, Found], Duration::ZERO), Found);
     }
 }

@@ -81,7 +81,7 @@ pub(super) enum SessionError {
 /// One side of a session.
 #[derive(Debug)]
 pub(super) struct Session {
-    bounds: SessionBounds,
+    pub(super) bounds: SessionBounds,
     // Larger than those of the former sessions of this side.
     number: u64,
     // The number of the other side. Both sides have established the session once it is known.
@@ -124,12 +124,6 @@ impl Session {
             partial_batch: BytesMut::new(),
             assembly: Assembly::new(budget),
         }
-    }
-
-    /// The session with other maxima.
-    #[cfg(test)]
-    pub(super) fn with_bounds(self, bounds: SessionBounds) -> Self {
-        Self { bounds, ..self }
     }
 
     /// Whether both sides have given the session a number.

@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use tollgate_counter::{descriptor::Secret, time::Timestamp};
 
-use crate::{MemberId, message::HashSecret};
+use crate::{
+    MemberId,
+    message::HashSecret,
+    node::membership::{Membership, PeerMember},
+};
 
 /// The hash secret, which names the cluster, and what a replica waits for before it serves.
 #[derive(Debug)]
@@ -30,20 +34,6 @@ pub(super) enum ClusterComparison {
     Adopted {
         secret: Secret,
         is_other: bool,
-    },
-}
-
-/// The peers that a joining replica reaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReachedPeers {
-    None,
-    /// No peer is known to serve. If all members start together, the one with the smallest id bootstraps the cluster.
-    Joining {
-        is_smallest: bool,
-    },
-    /// A peer serves.
-    Serving {
-        all_synced: bool,
     },
 }
 
@@ -90,18 +80,21 @@ impl Joining {
     }
 
     /// Whether a replica that joins may serve: the owners of the slots are known, or no other replica can know them.
-    pub(super) fn may_serve(&self, peers: ReachedPeers, all_slots_owned: bool, now: Timestamp) -> bool {
+    pub(super) fn may_serve(&self, members: &Membership, all_slots_owned: bool, now: Timestamp) -> bool {
         let waited = |timeout| now.since(self.started_at) >= timeout;
-        match peers {
-            ReachedPeers::None => self.no_seed_answered && waited(self.bootstrap_timeout),
-            ReachedPeers::Joining { is_smallest } => is_smallest && waited(self.bootstrap_timeout),
-            // The first replica recovers every slot. If two replicas did so, each would count by itself.
-            ReachedPeers::Serving { all_synced } => {
-                all_synced
-                    && self.hash_secret.is_some()
-                    && (all_slots_owned || waited(2 * self.bootstrap_timeout))
-            }
+        let alive: Vec<&PeerMember> = members.alive(now).collect();
+        if alive.is_empty() {
+            return self.no_seed_answered && waited(self.bootstrap_timeout);
         }
+        // The first replica recovers every slot. If two replicas did so, each would count by itself.
+        if alive.iter().any(|peer| peer.has_joined()) {
+            return alive.iter().all(|peer| peer.synced)
+                && self.hash_secret.is_some()
+                && (all_slots_owned || waited(2 * self.bootstrap_timeout));
+        }
+        // If all members start together, the one with the smallest id bootstraps the cluster.
+        let is_smallest = |peer: &&PeerMember| peer.greeted && members.local_id() < peer.record.id;
+        alive.iter().all(is_smallest) && waited(self.bootstrap_timeout)
     }
 
     /// Uses the hash secret from now on; the first replica makes one. Returns the secret to set, if it is not set yet.

@@ -11,10 +11,7 @@ use tollgate_store::Slot;
 use crate::{
     Departure, MemberId,
     message::{MemberRecord, MemberState, Message},
-    node::{
-        joining::ReachedPeers,
-        output::{NodeAction, NodeOutput},
-    },
+    node::output::{NodeAction, NodeOutput},
     placement::Placement,
     tuning::NodeSettings,
 };
@@ -24,11 +21,11 @@ mod departures;
 mod peer;
 
 pub use departures::MemberDeparture;
-pub(super) use peer::{PeerStatus, status};
+pub(super) use peer::{PeerMember, PeerStatus, status};
 
 use damping::Damping;
 use departures::Departures;
-use peer::{PeerMember, status_interval};
+use peer::status_interval;
 
 /// The members that this replica knows, and its own record.
 #[derive(Debug)]
@@ -252,18 +249,9 @@ impl Membership {
         self.peers.is_empty()
     }
 
-    /// The peers that are reached while this replica joins.
-    pub(super) fn reached_peers(&self, now: Timestamp) -> ReachedPeers {
-        let heard: Vec<&PeerMember> = self.peers.values().filter(|peer| self.is_alive(peer, now)).collect();
-        let serves = |peer: &&PeerMember| peer.synced && peer.record.state != MemberState::Joining;
-        if heard.is_empty() {
-            ReachedPeers::None
-        } else if heard.iter().any(serves) {
-            ReachedPeers::Serving { all_synced: heard.iter().all(|peer| peer.synced) }
-        } else {
-            let is_smallest = heard.iter().all(|peer| peer.greeted && self.local.id < peer.record.id);
-            ReachedPeers::Joining { is_smallest }
-        }
+    /// The peers that are not silent.
+    pub(super) fn alive(&self, now: Timestamp) -> impl Iterator<Item = &PeerMember> {
+        self.peers.values().filter(move |peer| self.is_alive(peer, now))
     }
 
     /// The member that keeps backups of a slot that is owned here, if it is reachable.
@@ -329,8 +317,7 @@ impl Membership {
 
     /// When the next peer is silent if it sends nothing until then.
     pub(super) fn silence_due(&self, now: Timestamp) -> Option<Timestamp> {
-        let alive = self.peers.values().filter(|peer| self.is_alive(peer, now));
-        let heard_at = alive.map(|peer| peer.heard_at).min()?;
+        let heard_at = self.alive(now).map(|peer| peer.heard_at).min()?;
         Some(heard_at.after(self.settings.silence).after(Duration::from_nanos(1)))
     }
 
@@ -340,9 +327,7 @@ impl Membership {
         if self.local.state != MemberState::Joining {
             self.healthy.insert(self.local.id);
         }
-        let is_counted = |peer: &PeerMember| {
-            peer.synced && peer.record.state != MemberState::Joining && self.is_alive(peer, now)
-        };
+        let is_counted = |peer: &PeerMember| peer.has_joined() && self.is_alive(peer, now);
         let is_present =
             |id: &&MemberId| **id == self.local.id || self.peers.get(*id).is_some_and(is_counted);
         let present = self.healthy.iter().filter(is_present).count();

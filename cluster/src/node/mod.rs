@@ -64,8 +64,6 @@ pub(crate) struct ClusterNode {
     /// lead, so timeouts do not use it.
     wall: Timestamp,
     ticks: NodeTicks,
-    /// The state that [`ClusterNode::new_state`] has reported.
-    reported_state: MemberState,
     members: Membership,
     joining: Joining,
     slots: Slots,
@@ -88,7 +86,6 @@ impl ClusterNode {
         Self {
             wall: now,
             ticks: NodeTicks::new(now),
-            reported_state: MemberState::Joining,
             members: Membership::new(local_id, address, settings, memory.slots()),
             joining: Joining::new(settings.bootstrap_timeout, now),
             slots: Slots::new(local_id, memory, dividers, settings, now),
@@ -266,9 +263,6 @@ impl ClusterNode {
         router.slots.tick(&mut router.cx);
         router.tick(on_time_since);
         router.retry_ready();
-        if self.is_drained(now) {
-            self.out.actions.push(NodeAction::Leave);
-        }
         if !self.needs_ticks() {
             let silence = self.members.silence_due(now);
             self.ticks.rest(silence.into_iter().chain(self.slots.backup_sender.due_at()));
@@ -331,7 +325,7 @@ impl ClusterNode {
         self.members.has_drained_long(now)
             && !self.forwarding.has_peer_checks()
             && !self.slots.backup_sender.has_unanswered()
-            && self.slots.ownership.hand_offs.is_empty()
+            && !self.slots.ownership.has_hand_offs()
             && !self.slots.are_needed(&self.members)
     }
 
@@ -368,12 +362,6 @@ impl ClusterNode {
     /// The state of this replica.
     pub(crate) fn state(&self) -> MemberState {
         self.members.local.state
-    }
-
-    /// The state of this replica, if it has changed since the last call.
-    pub(crate) fn new_state(&mut self) -> Option<MemberState> {
-        let now = self.state();
-        (std::mem::replace(&mut self.reported_state, now) != now).then_some(now)
     }
 
     /// Whether fewer members are reachable than this replica needs to trust its counters.

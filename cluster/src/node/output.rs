@@ -24,8 +24,6 @@ pub(crate) enum NodeAction {
     Assign(Assignments),
     /// From now on keys are hashed with this secret.
     SetHashSecret(Secret),
-    /// Every slot is handed off, as far as possible: leave the cluster.
-    Leave,
     /// Log that this replica knows the owners of the slots, and answers.
     LogJoined,
     /// Log that this replica met another cluster, adopted its hash secret and discarded all its own counters.

@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use hand_offs::HandOffs;
 use tollgate_counter::time::Timestamp;
 use tollgate_store::{Consumption, Epoch, Memory, Slot, SlotData};
 
@@ -18,8 +17,6 @@ use crate::{
     message::{HandOff, HandOffId, Message, RecoveryOrigin, SlotGrants, SlotOwner, Version, VersionedSlot},
     node::{context::Context, membership::Membership, output::NodeOutput},
 };
-
-mod hand_offs;
 
 /// How long an owner keeps the copy that it started from, for members that return with another history of the slot.
 const ORIGIN_RETENTION: Duration = Duration::from_secs(10 * 60);
@@ -32,7 +29,23 @@ pub(super) struct Ownership {
     slots: Vec<SlotState>,
     /// The slots that wait to be handed off, by receiver, as found by the last search.
     misplaced: BTreeMap<MemberId, VecDeque<Slot>>,
-    pub(super) hand_offs: HandOffs,
+    /// The hand-offs that are not acknowledged yet.
+    hand_offs: BTreeMap<HandOffId, PendingHandOff>,
+    hand_offs_sent: u64,
+    /// The most hand-offs that one peer has not acknowledged.
+    hand_offs_max: usize,
+}
+
+/// A hand-off that is not acknowledged yet.
+#[derive(Clone, Debug)]
+struct PendingHandOff {
+    slot: Slot,
+    copy: VersionedSlot,
+    origin: RecoveryOrigin,
+    to: MemberId,
+    /// The encoded bytes of the hand-off, at most.
+    bytes: usize,
+    at: Timestamp,
 }
 
 /// What this replica knows about the owner of one slot.
@@ -73,7 +86,9 @@ impl Ownership {
             slots: (0..memory.slots()).map(|_| SlotState::default()).collect(),
             memory,
             misplaced: BTreeMap::new(),
-            hand_offs: HandOffs::new(local_id, hand_offs_max),
+            hand_offs: BTreeMap::new(),
+            hand_offs_sent: 0,
+            hand_offs_max,
         }
     }
 
@@ -200,7 +215,37 @@ impl Ownership {
         self.state_mut(slot).owner = Some(SlotOwner { epoch: epoch.next(), member: to });
         // The slot data stays in `hand_offs` until the new owner acknowledges it, so earlier senders can drop theirs.
         self.acknowledge(slot, cx.out);
-        self.hand_offs.send(slot, copy, origin, to, cx);
+        self.hand_offs_sent += 1;
+        let id = HandOffId { from: self.local_id, number: self.hand_offs_sent };
+        let hand_off = HandOff { id, slot, copy: copy.clone(), origin: origin.clone() };
+        let bytes = cx.out.send(to, Message::HandOff(Box::new(hand_off)));
+        self.hand_offs.insert(id, PendingHandOff { slot, copy, origin, to, bytes, at: cx.now });
+    }
+
+    /// Whether some hand-off is not acknowledged yet.
+    pub(super) fn has_hand_offs(&self) -> bool {
+        !self.hand_offs.is_empty()
+    }
+
+    /// The copy of a slot on its way, and its new owner.
+    pub(super) fn handed_off(&self, slot: Slot) -> Option<(&VersionedSlot, SlotOwner)> {
+        let pending = self.hand_offs.values().find(|pending| pending.slot == slot)?;
+        Some((&pending.copy, SlotOwner { epoch: pending.copy.version.epoch.next(), member: pending.to }))
+    }
+
+    /// Whether the hand-offs to `to` are few, and have less than this many encoded bytes.
+    pub(super) fn has_room_for_hand_offs(&self, to: MemberId, bytes_max: usize) -> bool {
+        let pending = self.hand_offs.values().filter(|pending| pending.to == to);
+        let (count, bytes) =
+            pending.fold((0, 0), |(count, bytes), pending| (count + 1, bytes + pending.bytes));
+        count < self.hand_offs_max && bytes < bytes_max
+    }
+
+    /// Takes the slots on their way to this member.
+    pub(super) fn take_handed_off(&mut self, member: MemberId) -> Vec<(Slot, VersionedSlot)> {
+        let to_member = |_: &HandOffId, pending: &mut PendingHandOff| pending.to == member;
+        let taken = self.hand_offs.extract_if(.., to_member);
+        taken.map(|(_, pending)| (pending.slot, pending.copy)).collect()
     }
 
     /// Receives a slot. `stored` is the copy of it that is stored here.
@@ -225,17 +270,17 @@ impl Ownership {
             origin =
                 RecoveryOrigin { version: stored.version, contents: Some(stored.contents.clone()), ..origin };
         }
-        let crossed = self.hand_offs.crossing(slot, from);
-        if !crossed.is_empty() && self.local_id < from {
+        let crosses = |pending: &PendingHandOff| pending.slot == slot && pending.to == from;
+        if self.local_id < from && self.hand_offs.values().any(crosses) {
             // Two hand-offs have crossed. The member with the larger id keeps the slot, and receives ours.
             cx.out.send(from, Message::HandOffAck(id));
             return Arrival::Crossed;
         }
         // These are all crossing hand-offs of this replica. The member with the smaller id has received none of them
         // since it sent this one.
-        let back = crossed.into_iter().filter_map(|crossed| self.hand_offs.remove(crossed));
+        let back = self.hand_offs.extract_if(.., |_, pending| crosses(pending));
         let mut histories: Vec<(VersionedSlot, RecoveryOrigin)> =
-            back.map(|pending| (pending.copy, pending.origin)).collect();
+            back.map(|(_, pending)| (pending.copy, pending.origin)).collect();
         histories.push((copy, origin));
         self.state_mut(slot).acks_due.push(id);
         if self.owns(slot) {
@@ -323,7 +368,7 @@ impl Ownership {
 
     /// The new owner has a backup of the slot, or there is no backup owner. Returns the slot and the new owner.
     pub(super) fn receive_ack(&mut self, id: HandOffId, cx: &mut Context<'_>) -> Option<(Slot, MemberId)> {
-        let pending = self.hand_offs.remove(id)?;
+        let pending = self.hand_offs.remove(&id)?;
         cx.out.stats.hand_off_nanos += cx.now.nanos_since(pending.at);
         cx.out.stats.hand_offs += 1;
         Some((pending.slot, pending.to))
@@ -371,12 +416,6 @@ impl Ownership {
         dropped
     }
 
-    /// Whether this replica owns the slot and does not keep the data that it has started from.
-    #[cfg(test)]
-    pub(super) fn lacks_origin(&self, slot: Slot) -> bool {
-        self.state(slot).owned.as_ref().is_some_and(|owned| owned.origin.contents.is_none())
-    }
-
     /// Drops the data that recoveries started from once no member can return with another history.
     pub(super) fn drop_old_origins(&mut self, now: Timestamp) {
         for state in &mut self.slots {
@@ -394,6 +433,20 @@ impl Ownership {
 
     fn state_mut(&mut self, slot: Slot) -> &mut SlotState {
         &mut self.slots[slot.index()]
+    }
+}
+
+/// What the simulation reads.
+#[cfg(test)]
+impl Ownership {
+    /// The slots on their way.
+    pub(super) fn all_handed_off(&self) -> impl Iterator<Item = Slot> {
+        self.hand_offs.values().map(|pending| pending.slot)
+    }
+
+    /// Whether this replica owns the slot and does not keep the data that it has started from.
+    pub(super) fn lacks_origin(&self, slot: Slot) -> bool {
+        self.state(slot).owned.as_ref().is_some_and(|owned| owned.origin.contents.is_none())
     }
 }
 

@@ -117,8 +117,7 @@ impl ClusterNode {
         if self.state() != MemberState::Joining || self.members.is_draining() {
             return;
         }
-        let peers = self.members.reached_peers(now);
-        if !self.joining.may_serve(peers, self.slots.are_all_owned(), now) {
+        if !self.joining.may_serve(&self.members, self.slots.are_all_owned(), now) {
             return;
         }
         let local_id = self.members.local_id();

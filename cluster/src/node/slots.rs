@@ -212,7 +212,7 @@ impl Slots {
     /// Whether slots or backups wait for a tick.
     pub(super) fn need_ticks(&self) -> bool {
         self.may_move
-            || !self.ownership.hand_offs.is_empty()
+            || self.ownership.has_hand_offs()
             || self.recovery.is_any_open()
             || !self.backup_sender.waiting.is_empty()
             || self.backup_sender.has_unanswered()

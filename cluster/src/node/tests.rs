@@ -8,13 +8,13 @@ use crate::{MemberId, message::Version, node::ClusterNode};
 impl ClusterNode {
     /// The slots whose newest counters may exist only here.
     pub(crate) fn slots_at_risk(&self) -> impl Iterator<Item = Slot> {
-        self.owned_slots().chain(self.slots.ownership.hand_offs.slots())
+        self.owned_slots().chain(self.slots.ownership.all_handed_off())
     }
 
     /// The newest version of the slot's counters here, owned or as a copy.
     pub(crate) fn newest_version(&self, slot: Slot) -> Option<Version> {
         let stored = self.slots.backups.stored(slot).map(|copy| copy.version);
-        let handed_off = self.slots.ownership.hand_offs.of_slot(slot).map(|(copy, _)| copy.version);
+        let handed_off = self.slots.ownership.handed_off(slot).map(|(copy, _)| copy.version);
         self.slots.ownership.version(slot).max(stored).max(handed_off)
     }
 

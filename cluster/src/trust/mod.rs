@@ -3,7 +3,8 @@
 //! The authority is the operator's, or one that each process derives from the cluster's secret.
 
 use std::{
-    fmt, fs,
+    fmt::{self, Display},
+    fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -19,12 +20,14 @@ use tollgate_rules::file_watch::{
 };
 use tracing::{error, info, warn};
 
+use crate::ClusterError;
+
 mod identity;
 mod secret;
 
 pub(crate) use identity::TlsConfigs;
 
-use secret::{Authorities, Secrets};
+use secret::Secrets;
 
 /// The longest interval between checks of the age of this process's certificate.
 const RENEWAL_CHECK_INTERVAL_MAX: Duration = Duration::from_secs(60);
@@ -54,45 +57,31 @@ pub struct Files {
     pub ca: PathBuf,
 }
 
-/// Why credentials cannot be loaded.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum TrustError {
-    /// Neither certificates nor a secret are configured.
-    #[error("links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca")]
-    NotConfigured,
-    /// Reading ended with a panic.
-    #[error("cluster: reading the secret or the certificates failed: {0}")]
-    Panicked(String),
-    /// A file cannot be used.
-    #[error("cluster.{setting}: {path}: {reason}", path = path.display())]
-    File {
-        /// The setting that names it.
-        setting: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-}
+/// What is wrong if neither certificates nor a secret are configured.
+pub const TRUST_MISSING: &str =
+    "links between replicas need cluster.secret_file, or cluster.cert, cluster.key and cluster.ca";
 
 /// The TLS configurations of handshakes, replaced when files change or the own certificate is due for renewal.
 pub(crate) struct Credentials {
     trust: Trust,
     clock: Clock,
     active: ArcSwap<TlsConfigs>,
-    // The fingerprint of the files at the start, and what is derived from them.
-    initial: (u128, Material<Authorities>),
+    // The fingerprint of the files at the start, and what makes configurations from them.
+    initial: (u128, Issue),
 }
 
-/// The files and their content: certificates, or secrets, from which authorities are derived.
-#[derive(Clone, Hash)]
-enum Material<S> {
+/// Makes TLS configurations: from certificates, or with a certificate that authorities of the secrets sign.
+type Issue = Arc<dyn Fn(&Clock) -> Result<TlsConfigs, ClusterError> + Send + Sync>;
+
+/// The files and their content.
+#[derive(Hash)]
+enum Material {
     Certificates(Files, CertificateContents),
-    Secrets(PathBuf, S),
+    Secrets(PathBuf, Secrets),
 }
 
 /// The content of [`Files`].
-#[derive(Clone, Hash)]
+#[derive(Hash)]
 struct CertificateContents {
     cert: Vec<u8>,
     key: Vec<u8>,
@@ -101,17 +90,20 @@ struct CertificateContents {
 
 impl Credentials {
     /// Loads the credentials from the files; any invalid file is an error.
-    pub(crate) async fn load(trust: Trust, clock: Clock) -> Result<Self, TrustError> {
+    pub(crate) async fn load(trust: Trust, clock: Clock) -> Result<Self, ClusterError> {
         let reading = trust.clone();
         let read = move || {
             let read = Material::read(&reading);
-            Ok((fingerprint(&read), read?.derive()?))
+            Ok((fingerprint(&read), read?.issuer()?))
         };
         let initial = match task::spawn_blocking(read).await {
             Ok(read) => read?,
-            Err(panic) => return Err(TrustError::Panicked(panic.to_string())),
+            Err(panic) => {
+                let reason = format!("cluster: reading the secret or the certificates failed: {panic}");
+                return Err(ClusterError(reason));
+            }
         };
-        let active = ArcSwap::from_pointee(initial.1.compile(&clock)?);
+        let active = ArcSwap::from_pointee(initial.1(&clock)?);
         trust.warn_if_exposed();
         Ok(Self { trust, clock, active, initial })
     }
@@ -123,9 +115,9 @@ impl Credentials {
 
     /// Watches the files and renews the own certificate until it is dropped.
     pub(crate) async fn watch(self: Arc<Self>) {
-        let (fingerprint, derived) = self.initial.clone();
+        let (fingerprint, issue) = self.initial.clone();
         let poll_interval = self.trust.poll_interval;
-        let files = CredentialFiles { credentials: self, derived };
+        let files = CredentialFiles { credentials: self, issue };
         FileWatch::with_active(files, fingerprint).run(poll_interval).await;
     }
 
@@ -137,30 +129,30 @@ impl Credentials {
     }
 
     /// Issues a new certificate for this process.
-    fn renew(&self, derived: &Material<Authorities>) {
-        match derived.compile(&self.clock) {
+    fn renew(&self, issue: &Issue) {
+        match issue(&self.clock) {
             Ok(configs) => self.active.store(Arc::new(configs)),
             Err(error) => error!(%error, "kept the previous certificate: issuing a new one failed"),
         }
     }
 }
 
-/// The files of the credentials, and what is derived from those that are active.
+/// The files of the credentials, and what makes configurations from those that are active.
 struct CredentialFiles {
     credentials: Arc<Credentials>,
-    derived: Material<Authorities>,
+    issue: Issue,
 }
 
 impl WatchedFiles for CredentialFiles {
-    type Contents = Result<Material<Secrets>, TrustError>;
-    type Error = TrustError;
+    type Contents = Result<Material, ClusterError>;
+    type Error = ClusterError;
     // A certificate may not be valid yet.
     const DEPENDS_ON_TIME: bool = true;
 
     async fn wait(&mut self, _last: FileComparison, poll_interval: Duration) {
         sleep(poll_interval.clamp(SETTLE, RENEWAL_CHECK_INTERVAL_MAX)).await;
         if self.credentials.needs_renewal() {
-            self.credentials.renew(&self.derived);
+            self.credentials.renew(&self.issue);
         }
     }
 
@@ -169,23 +161,23 @@ impl WatchedFiles for CredentialFiles {
         read_blocking(move || Material::read(&credentials.trust)).await
     }
 
-    async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), TrustError>> {
+    async fn load(&mut self, contents: Self::Contents) -> Option<Result<(), ClusterError>> {
         let clock = self.credentials.clock.clone();
         let build = move || {
-            let derived = contents?.derive()?;
-            Ok((derived.compile(&clock)?, derived))
+            let issue = contents?.issuer()?;
+            Ok((issue(&clock)?, issue))
         };
         // On a blocking thread, not on one that answers requests.
         let built = task::spawn_blocking(build).await.ok()?;
-        Some(built.map(|(configs, derived)| {
+        Some(built.map(|(configs, issue)| {
             self.credentials.active.store(Arc::new(configs));
             info!("replaced the credentials of links");
             self.credentials.trust.warn_if_exposed();
-            self.derived = derived;
+            self.issue = issue;
         }))
     }
 
-    fn refused(&mut self, error: TrustError) {
+    fn refused(&mut self, error: ClusterError) {
         error!(%error, "kept the previous credentials of links: the new ones cannot be used");
     }
 }
@@ -203,45 +195,36 @@ impl Trust {
     }
 }
 
-impl Material<Secrets> {
-    fn read(trust: &Trust) -> Result<Self, TrustError> {
+impl Material {
+    fn read(trust: &Trust) -> Result<Self, ClusterError> {
         if let Some(files) = &trust.files {
             let cert = read("cert", &files.cert)?;
             let key = read("key", &files.key)?;
             let ca = read("ca", &files.ca)?;
             return Ok(Self::Certificates(files.clone(), CertificateContents { cert, key, ca }));
         }
-        let path = trust.secret_file.as_deref().ok_or(TrustError::NotConfigured)?;
+        let path = trust.secret_file.as_deref().ok_or_else(|| ClusterError(TRUST_MISSING.to_owned()))?;
         let secrets = Secrets::parse(&read("secret_file", path)?);
         let secrets = secrets.map_err(|reason| file_error("secret_file", path, reason))?;
         Ok(Self::Secrets(path.to_owned(), secrets))
     }
 
-    /// Derives the authorities. Blocks for long: do not call it on a thread that answers requests.
-    fn derive(self) -> Result<Material<Authorities>, TrustError> {
+    /// What makes TLS configurations from it. Derives authorities from secrets, which blocks for long: do not call it on a
+    /// thread that answers requests.
+    fn issuer(self) -> Result<Issue, ClusterError> {
         match self {
-            Self::Certificates(files, contents) => Ok(Material::Certificates(files, contents)),
-            Self::Secrets(path, secrets) => match secrets.derive() {
-                Ok(authorities) => Ok(Material::Secrets(path, authorities)),
-                Err(error) => Err(file_error("secret_file", &path, error.to_string())),
-            },
-        }
-    }
-}
-
-impl Material<Authorities> {
-    fn compile(&self, clock: &Clock) -> Result<TlsConfigs, TrustError> {
-        match self {
-            Self::Certificates(files, contents) => files.configs(contents, clock),
-            Self::Secrets(path, authorities) => {
-                authorities.configs(clock).map_err(|error| file_error("secret_file", path, error.to_string()))
+            Self::Certificates(files, contents) => Ok(Arc::new(move |clock| files.configs(&contents, clock))),
+            Self::Secrets(path, secrets) => {
+                let bad = move |error: &dyn Display| file_error("secret_file", &path, error);
+                let authorities = secrets.derive().map_err(|error| bad(&error))?;
+                Ok(Arc::new(move |clock| authorities.configs(clock).map_err(|error| bad(&error))))
             }
         }
     }
 }
 
 impl Files {
-    fn configs(&self, certificates: &CertificateContents, clock: &Clock) -> Result<TlsConfigs, TrustError> {
+    fn configs(&self, certificates: &CertificateContents, clock: &Clock) -> Result<TlsConfigs, ClusterError> {
         let CertificateContents { cert, key, ca } = certificates;
         let now = unix_time(clock.wall());
         let own = own_certificate(cert, key, &self.cert, now).map_err(|bad| match bad {
@@ -250,16 +233,16 @@ impl Files {
         })?;
         let roots = authorities(ca, now).map_err(|reason| file_error("ca", &self.ca, reason))?;
         TlsConfigs::new(own.pair, roots, Timestamp::MAX, clock)
-            .map_err(|error| file_error("cert", &self.cert, error.to_string()))
+            .map_err(|error| file_error("cert", &self.cert, error))
     }
 }
 
-fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, TrustError> {
+fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, ClusterError> {
     read_file(path).map_err(|reason| file_error(setting, path, reason))
 }
 
-fn file_error(setting: &'static str, path: &Path, reason: String) -> TrustError {
-    TrustError::File { setting, path: path.to_owned(), reason }
+fn file_error(setting: &'static str, path: &Path, reason: impl Display) -> ClusterError {
+    ClusterError(format!("cluster.{setting}: {}: {reason}", path.display()))
 }
 
 // Keys must not appear in logs.

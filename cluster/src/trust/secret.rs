@@ -6,11 +6,7 @@
 //! A handshake shows a certificate to any client, against which secrets can be tried offline. So the derivation is slow
 //! (argon2id), and a secret with little entropy is refused.
 
-use std::{
-    error::Error,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{error::Error, sync::Mutex, time::Duration};
 
 use argon2::{Algorithm, Argon2, Params, Version};
 use aws_lc_rs::{
@@ -60,8 +56,7 @@ const LEAF_RENEWAL_AGE: u64 = 8 * 3_600 * SECOND;
 pub(super) struct Secrets(Vec<Vec<u8>>);
 
 /// The keys derived from [`Secrets`], in PKCS #8 and in the same order. Invariant: at least one.
-#[derive(Clone)]
-pub(super) struct Authorities(Arc<[PrivatePkcs8KeyDer<'static>]>);
+pub(super) struct Authorities(Vec<PrivatePkcs8KeyDer<'static>>);
 
 impl Secrets {
     /// Parses one secret per line, trimmed; skips empty lines and lines that begin with `#`.
@@ -101,7 +96,7 @@ impl Authorities {
     pub(super) fn configs(&self, clock: &Clock) -> Result<TlsConfigs, Box<dyn Error>> {
         let now = clock.wall();
         let mut roots = RootCertStore::empty();
-        for key in &*self.0 {
+        for key in &self.0 {
             let authority = authority_params().self_signed(&KeyPair::try_from(key)?)?;
             roots.add(authority.der().clone())?;
         }

@@ -5,7 +5,9 @@ use std::{borrow::Cow, mem, sync::Arc, time::Duration};
 use arc_swap::Guard;
 use smallvec::SmallVec;
 use tollgate_counter::{resilience::Caller, time::ClockReading};
-use tollgate_remote::{CounterCheck, CounterChecks, Remote, refund_operations};
+use tollgate_remote::{
+    CounterCheck, CounterChecks, Remote, refund_operations, refunded, settle_operations, settled,
+};
 use tollgate_rules::{KeyedRules, MatchPosition};
 use tollgate_store::{CheckDecision, Checks, CounterOutcomes, Refusal, UnknownId};
 
@@ -281,10 +283,12 @@ impl RemoteCaller<'_> {
                 remote.reserve(checks, terms, timeout, caller, refusal.clone()).await?
             }
             HoldRequest::RefundOnce(terms) => {
-                remote.refund_once(refund_operations(checks, terms), timeout, caller).await?.into()
+                let operations = refund_operations(checks, terms);
+                refunded(&remote.ask(operations, timeout, caller).await?)?.into()
             }
             HoldRequest::Settle(id) => {
-                let settled = remote.settle(checks, id, unknown, timeout, caller).await?;
+                let operations = settle_operations(checks, id, unknown);
+                let settled = settled(&remote.ask(operations, timeout, caller).await?)?;
                 CounterOutcomes { settled, ..CounterOutcomes::default() }
             }
         })

@@ -13,8 +13,8 @@ use prost::bytes::Bytes;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tollgate_cluster::{
-    Departure, MemberId, Trust,
-    link::{LinkError, LinkHandler, LinkSettings, Links},
+    ClusterError, Departure, MemberId, Trust,
+    link::{LinkHandler, LinkListener, LinkSettings, Links},
 };
 use tollgate_counter::time::{Clock, Timestamp};
 
@@ -71,10 +71,10 @@ impl LinkHandler for RecordedTraffic {
 
 /// A replica with links.
 pub struct Replica {
-    pub links: Links,
+    pub links: Arc<Links>,
     pub traffic: Arc<RecordedTraffic>,
     pub listen: SocketAddr,
-    pub task: JoinHandle<Result<(), LinkError>>,
+    pub task: JoinHandle<Result<(), ClusterError>>,
 }
 
 /// Trust by the secrets of a file.
@@ -139,7 +139,7 @@ impl Replica {
     }
 
     pub async fn start_with(settings: LinkSettings, local_id: MemberId, clock: Clock) -> Self {
-        let (links, listening) = Links::bind(settings, local_id, clock).await.unwrap();
+        let (links, listening) = LinkListener::bind(settings, local_id, clock).await.unwrap();
         let (traffic, listen) = (Arc::new(RecordedTraffic::default()), listening.address());
         let task = tokio::spawn(listening.run(traffic.clone()));
         Self { links, traffic, listen, task }

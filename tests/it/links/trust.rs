@@ -22,7 +22,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tollgate_cluster::{
     Files, MemberId, Trust,
-    link::{LinkFailure, LinkSettings, Links, Strangers},
+    link::{LinkFailure, LinkListener, LinkSettings, Strangers},
 };
 use tollgate_counter::time::{Clock, SECOND, Timestamp};
 
@@ -310,7 +310,7 @@ async fn connection_without_certificate_is_refused() {
 
 /// The error of a bind with these settings.
 async fn bind_error(settings: LinkSettings) -> String {
-    Links::bind(settings, MemberId::starting_at(Timestamp::EPOCH), Clock::system())
+    LinkListener::bind(settings, MemberId::starting_at(Timestamp::EPOCH), Clock::system())
         .await
         .unwrap_err()
         .to_string()

@@ -14,14 +14,14 @@ const PROGRAM_MAX: usize = 64;
 
 /// A member that has not departed.
 #[derive(Clone, Debug)]
-pub(super) struct PeerMember {
-    pub(super) record: MemberRecord,
+pub(in crate::node) struct PeerMember {
+    pub(in crate::node) record: MemberRecord,
     /// Whether there is a session with it.
     pub(super) connected: bool,
     /// Whether its hello has arrived in this session. Before that, its state is unknown.
-    pub(super) greeted: bool,
+    pub(in crate::node) greeted: bool,
     /// Whether it has announced its slots under the same hash secret as this replica.
-    pub(super) synced: bool,
+    pub(in crate::node) synced: bool,
     pub(super) heard_at: Timestamp,
     /// Whether the placement leaves it out because it was silent.
     pub(super) is_left_out: bool,
@@ -60,6 +60,11 @@ impl PeerMember {
             is_left_out: false,
             status: None,
         }
+    }
+
+    /// Whether the member knows the owners of the slots of this cluster.
+    pub(in crate::node) fn has_joined(&self) -> bool {
+        self.synced && self.record.state != MemberState::Joining
     }
 
     /// Whether the member takes slots while it is reachable.

@@ -151,7 +151,7 @@ impl Slots {
         best: Version,
         cx: &mut Context<'_>,
     ) {
-        let (handed_off, receiver) = self.ownership.hand_offs.of_slot(slot).unzip();
+        let (handed_off, receiver) = self.ownership.handed_off(slot).unzip();
         let known = self.ownership.local_owner(slot).or(self.ownership.owner(slot));
         let owner = known.or(receiver);
         let is_alive = |owner: SlotOwner| {
@@ -231,7 +231,7 @@ impl Slots {
         departure: Departure,
         cx: &mut Context<'_>,
     ) {
-        for (slot, copy) in self.ownership.hand_offs.take_to(member) {
+        for (slot, copy) in self.ownership.take_handed_off(member) {
             self.backups.store_newer(slot, copy, cx.now);
         }
         self.backup_sender.member_departed(member);

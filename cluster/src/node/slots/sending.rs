@@ -59,7 +59,7 @@ impl Slots {
     /// Whether few hand-offs are on their way to `peer`: in the queue, on the link, or not acknowledged. Checks wait
     /// behind them, so further ones are held back.
     pub(super) fn has_room_for_hand_offs(&self, peer: MemberId, cx: &Context<'_>) -> bool {
-        self.ownership.hand_offs.has_room(peer, self.data_bytes_max / 2) && cx.out.has_room_for_data(peer)
+        self.ownership.has_room_for_hand_offs(peer, self.data_bytes_max / 2) && cx.out.has_room_for_data(peer)
     }
 
     /// Whether few backups are on their way to `peer`. Backups and hand-offs have separate bounds, so that neither

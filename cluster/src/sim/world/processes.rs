@@ -308,7 +308,6 @@ impl World {
                 link.in_flight.push_back(Sent { at: self.now, due: link.last, batch });
             }
         }
-        let mut is_leaving = false;
         for action in actions {
             match action {
                 NodeAction::Dial(address) => {
@@ -352,11 +351,10 @@ impl World {
                 | NodeAction::LogClusterAdopted
                 | NodeAction::LogIsolation { .. }
                 | NodeAction::LogOutOfRange(_) => {}
-                NodeAction::Leave => is_leaving = true,
             }
         }
-        if is_leaving && let Some(process) = self.processes.get_mut(&number) {
-            process.is_leaving = true;
+        if let Some(process) = self.processes.get_mut(&number) {
+            process.is_leaving |= process.node.is_drained(now);
         }
     }
 }

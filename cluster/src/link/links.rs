@@ -1,8 +1,8 @@
-//! State that all links of this process share.
+//! All links of this process: the handle to them, and what their tasks share.
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
@@ -14,8 +14,9 @@ use crate::{
     Departure, MemberId,
     link::{
         LinkHandler, LinkSettings,
-        addresses::{Addresses, DIALS_MAX, DialResult, SeedState},
+        addresses::{Addresses, DIALS_MAX, DialResult, SeedState, Strangers},
         peer::{LocalProcess, PEERS_MAX, Peer},
+        stats::LinkStats,
         ticks::next_tick,
     },
     trust::Credentials,
@@ -25,15 +26,15 @@ use crate::{
 /// of each peer, with as many for peers that are gone.
 pub(super) const COMMANDS_MAX: usize = DIALS_MAX + 4 * PEERS_MAX;
 
-/// State that handles and tasks share.
-pub(crate) struct Hub {
+/// All links of this process.
+pub struct Links {
     pub(super) local: LocalProcess,
     pub(super) settings: LinkSettings,
     pub(super) credentials: Arc<Credentials>,
     addresses: Mutex<Addresses>,
     commands: mpsc::Sender<Command>,
     pub(super) phase: watch::Sender<LinksPhase>,
-    pub(super) seeds: watch::Sender<SeedState>,
+    pub(super) seeds: Mutex<SeedState>,
     clock: Clock,
     /// Set when the links run. Weak, because a handler has the links.
     pub(super) handler: OnceLock<Weak<dyn LinkHandler>>,
@@ -58,7 +59,7 @@ pub(super) enum LinksPhase {
     Ended,
 }
 
-impl Hub {
+impl Links {
     pub(super) fn new(
         id: MemberId,
         address: String,
@@ -74,10 +75,78 @@ impl Hub {
             addresses: Mutex::default(),
             commands,
             phase: watch::Sender::new(LinksPhase::Open),
-            seeds: watch::Sender::new(SeedState::Searching),
+            seeds: Mutex::new(SeedState::Searching),
             clock,
             handler: OnceLock::new(),
         }
+    }
+
+    /// The id of this process.
+    pub fn local_id(&self) -> MemberId {
+        self.local.id
+    }
+
+    /// The advertised address, `HOST:PORT`.
+    pub fn address(&self) -> &str {
+        &self.local.address
+    }
+
+    /// Makes the link of `peer` poll [`LinkHandler::next_batch`].
+    pub fn wake(&self, peer: MemberId) {
+        self.local.wake(peer);
+    }
+
+    /// Dials this address, `HOST:PORT`, until a member answers, connections are refused, or 30 s have passed. Does
+    /// nothing if the address is being dialled already or a peer is known there.
+    pub fn dial(&self, address: &str) {
+        self.dial_reporting(address, None);
+    }
+
+    /// Ends the session with `peer` and stops dialling it. Frames may still be received until
+    /// [`LinkHandler::disconnected`] is called. If the peer connects again, a new session begins.
+    pub fn forget(&self, peer: MemberId) {
+        if let Some(peer) = self.local.get(peer)
+            && !peer.forgotten.swap(true, Relaxed)
+            && !self.command(Command::Forget(peer.clone()))
+        {
+            // The next call tries again.
+            peer.forgotten.store(false, Relaxed);
+        }
+    }
+
+    /// Sends queued batches and a goodbye on every link, and returns when all links have ended, after `within` at most.
+    pub async fn close(&self, within: Duration) {
+        self.phase.send_if_modified(|phase| {
+            let is_open = *phase == LinksPhase::Open;
+            if is_open {
+                *phase = LinksPhase::Closing(within);
+            }
+            is_open
+        });
+        self.local.wake_all();
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.phase.subscribe().wait_for(|phase| *phase == LinksPhase::Ended).await;
+    }
+
+    /// The state of the search at the seeds.
+    pub fn seed_state(&self) -> SeedState {
+        *lock(&self.seeds)
+    }
+
+    /// Addresses that reject links with the reasons, if there are any and no link is up. Then a certificate, a secret
+    /// or a protocol version separates this replica from the others, not silence.
+    pub fn strangers(&self) -> Option<Strangers> {
+        if self.is_linked() { None } else { self.addresses().strangers() }
+    }
+
+    /// Whether a link is up.
+    pub(crate) fn is_linked(&self) -> bool {
+        self.local.stats.links_up() > 0
+    }
+
+    /// Statistics since the start.
+    pub fn stats(&self) -> &Arc<LinkStats> {
+        &self.local.stats
     }
 
     /// The time until the next tick of the link of this peer.
@@ -85,8 +154,8 @@ impl Hub {
         next_tick(self.clock.now(), self.local.id, peer, self.local.peers())
     }
 
-    /// Starts to dial an address unless it is own, known or already being dialled.
-    pub(crate) fn dial(&self, address: &str, report: Option<oneshot::Sender<DialResult>>) {
+    /// Starts to dial an address, once if the result is to be reported, unless it is own, known or already being dialled.
+    pub(super) fn dial_reporting(&self, address: &str, report: Option<oneshot::Sender<DialResult>>) {
         let mut addresses = self.addresses();
         let known = if address == self.local.address || addresses.is_own(address) {
             Some(DialResult::OwnAddress)
@@ -161,9 +230,9 @@ impl Hub {
     }
 }
 
-impl fmt::Debug for Hub {
+impl fmt::Debug for Links {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hub")
+        f.debug_struct("Links")
             .field("id", &self.local.id)
             .field("address", &self.local.address)
             .finish_non_exhaustive()
