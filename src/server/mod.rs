@@ -240,7 +240,8 @@ impl Server {
         self.log_bounds();
         let (phase, phases) = watch::channel(Phase::Starting);
         let mut tasks = Tasks::default();
-        let active_rules = Arc::new(ActiveRules::with_names_max(self.settings.sections.metrics.names_per_rule));
+        let active_rules =
+            Arc::new(ActiveRules::with_names_max(self.settings.sections.metrics.names_per_rule));
         let settings = self.settings.clone();
         let (persistence, cluster) =
             replica::start(settings.cluster, settings.store, &self.clock, &active_rules, &mut tasks).await?;
