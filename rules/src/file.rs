@@ -7,16 +7,13 @@ use crate::{
     diagnostics::Diagnostics,
     dialect,
     group::{GroupedKey, NetworkGroup},
+    key_values::KeyValues,
     keys::KeySection,
     network_keys,
     prefix_tree::{MatchKind, composite},
     reader, spelling,
     yaml::{Located, Mark, YamlNode, YamlValue, quote},
 };
-
-mod key_values;
-
-pub(crate) use key_values::{GivenKey, GivenValue, KeyValues, LimitDraft};
 
 /// One document.
 pub(crate) struct DocumentDraft<'t> {

@@ -18,6 +18,7 @@ pub mod file_watch;
 #[cfg(any(test, fuzzing, feature = "testing"))]
 pub mod fuzz;
 mod group;
+mod key_values;
 mod keyed_rules;
 mod keys;
 mod limit;

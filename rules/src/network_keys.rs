@@ -4,8 +4,8 @@ use ipnet::IpNet;
 
 use crate::{
     diagnostics::Diagnostics,
-    file::KeyValues,
     group::NetworkGroup,
+    key_values::KeyValues,
     network::{self, NetworkError},
     prefix_tree::MatchKind,
     yaml::{Located, quote},

@@ -6,8 +6,8 @@ use serde_json::{Map, Value as Json};
 use crate::{
     DenialBody, Location, OnDenied, Problems, RuleOrigin,
     diagnostics::Diagnostics,
-    file::KeyValues,
     group::NetworkGroup,
+    key_values::KeyValues,
     keys::KeySection,
     network_keys,
     pattern::Pattern,

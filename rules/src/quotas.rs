@@ -7,7 +7,7 @@ use tollgate_counter::algorithm::{Limit, QuotaTerms};
 use crate::{
     Quota,
     diagnostics::Diagnostics,
-    file::KeyValues,
+    key_values::KeyValues,
     pattern::Pattern,
     prefix_tree::composite,
     yaml::{Located, quote},

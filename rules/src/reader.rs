@@ -3,10 +3,11 @@
 use serde_json::Value as Json;
 
 use crate::{
-    DenialBody, Quota, denial_body,
+    DenialBody, Quota,
+    denial_body::{self, TemplateDraft},
     diagnostics::Diagnostics,
     dialect,
-    file::{GivenKey, GivenValue, KeyValues},
+    key_values::{GivenKey, GivenValue, KeyValues},
     keys::{self, KeySection, RuleKey, Takes},
     quotas::{self, QUOTAS_MAX},
     yaml::{Located, Resolved, YamlNode, YamlPair, YamlValue, quote},
@@ -211,7 +212,15 @@ fn denial_body_of(key: &RuleKey, pair: &YamlPair<'_>, diagnostics: &Diagnostics<
     match &pair.value.value {
         YamlValue::Mapping(_) => {
             let values = read(&pair.value, KeySection::DenialBody, diagnostics)?;
-            denial_body::template(&values, &pair.value, diagnostics).map(DenialBody::Template)
+            let text = |name: &str| values.given(name).map(|_| values.text(name));
+            let json = values.index("json").and_then(|index| pair.value.pair(index));
+            let draft = TemplateDraft {
+                mark: values.mark,
+                text: text("text"),
+                json: json.map(|pair| &pair.value),
+                content_type: text("content_type"),
+            };
+            denial_body::template(&draft, diagnostics).map(DenialBody::Template)
         }
         YamlValue::Scalar(_) | YamlValue::List(_) | YamlValue::Unreadable => {
             Some(denial_body::without_template(choice(key, pair, diagnostics)?.value))

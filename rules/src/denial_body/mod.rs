@@ -6,8 +6,7 @@ use crate::{
         text::{Escaping, TemplateText},
     },
     diagnostics::Diagnostics,
-    file::KeyValues,
-    yaml::{Located, Resolved, YamlNode, YamlPair, YamlValue, quote},
+    yaml::{Located, Mark, Resolved, YamlNode, YamlPair, YamlValue, quote},
 };
 
 mod template;
@@ -32,29 +31,32 @@ pub(crate) fn without_template(name: &str) -> DenialBody {
     }
 }
 
-/// The template in `node`, which has these keys. `None` after reporting a problem.
-pub(crate) fn template(
-    keys: &KeyValues,
-    node: &YamlNode<'_>,
-    diagnostics: &Diagnostics<'_>,
-) -> Option<DenialTemplate> {
-    let content_type = keys.text("content_type").cloned();
-    let is_unread = content_type.is_none() && keys.given("content_type").is_some();
-    let (default, source, content) = match (keys.given("text"), keys.given("json")) {
-        (Some(_), None) => {
+/// The keys of a template as written. `Some(None)` if a value is given that was refused, which was reported.
+pub(crate) struct TemplateDraft<'n> {
+    pub(crate) mark: Mark,
+    pub(crate) text: Option<Option<&'n Located<String>>>,
+    pub(crate) json: Option<&'n YamlNode<'n>>,
+    pub(crate) content_type: Option<Option<&'n Located<String>>>,
+}
+
+/// The template that is written. `None` after reporting a problem.
+pub(crate) fn template(draft: &TemplateDraft<'_>, diagnostics: &Diagnostics<'_>) -> Option<DenialTemplate> {
+    let content_type = draft.content_type.flatten().cloned();
+    let is_unread = content_type.is_none() && draft.content_type.is_some();
+    let (default, source, content) = match (draft.text, draft.json) {
+        (Some(source), None) => {
             let given = content_type.as_ref().and_then(|given| escaping(&given.value));
-            let source = keys.text("text")?;
+            let source = source?;
             let text = text(source, diagnostics)?;
             let content = TemplateContent::Text(text, given.unwrap_or(Escaping::Hidden));
             (PLAIN, source.value.clone(), content)
         }
-        (None, Some(_)) => {
-            let value = &node.pair(keys.index("json")?)?.value;
+        (None, Some(value)) => {
             let json = json(value, diagnostics)?;
             (JSON, value.to_json(&mut Vec::new()).to_string(), TemplateContent::Json(json))
         }
         (Some(_), Some(_)) | (None, None) => {
-            diagnostics.add(keys.mark, "a body has either `text` or `json`");
+            diagnostics.add(draft.mark, "a body has either `text` or `json`");
             return None;
         }
     };
@@ -67,7 +69,7 @@ pub(crate) fn template(
     if length > TEMPLATE_BYTES_MAX {
         let what =
             format!("a template of {length} bytes is too large; at most {TEMPLATE_BYTES_MAX} are allowed");
-        diagnostics.add(keys.mark, what);
+        diagnostics.add(draft.mark, what);
         return None;
     }
     Some(DenialTemplate::new(&content_type, &source, content))

@@ -9,7 +9,7 @@ use tollgate_counter::{
 
 use crate::{
     Allowance, DisplayedLimit,
-    file::LimitDraft,
+    key_values::LimitDraft,
     limit::{
         RuleTerms, period,
         terms::{AtRate, debt, excess, number},

@@ -4,7 +4,7 @@ use tollgate_counter::algorithm::{Admission, AlgorithmName, Limit};
 
 use crate::{
     Allowance, DisplayedLimit,
-    file::{GivenKey, LimitDraft},
+    key_values::{GivenKey, LimitDraft},
     keys::{self, AppliesTo},
     yaml::{Located, quote},
 };

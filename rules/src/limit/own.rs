@@ -7,7 +7,7 @@ use tollgate_counter::algorithm::Limit;
 use crate::{
     Allowance, OwnBounds, OwnNumbers, Problems,
     diagnostics::{Diagnostics, RuleOrigin},
-    file::{KeyValues, LimitDraft},
+    key_values::{KeyValues, LimitDraft},
     limit,
     own::StoredTerms,
 };

@@ -6,7 +6,7 @@ use tollgate_counter::algorithm::{Limit, Penalized, Penalty, Span};
 
 use crate::{
     Allowance,
-    file::LimitDraft,
+    key_values::LimitDraft,
     limit::{RuleTerms, period, terms::number, time_text},
 };
 

@@ -8,7 +8,7 @@ use tollgate_counter::algorithm::{Calendar, CalendarUnit, Span, Window};
 use crate::{
     Unit,
     diagnostics::Diagnostics,
-    file::LimitDraft,
+    key_values::LimitDraft,
     keys::{self, WEEKDAYS},
     yaml::{Located, Mark, quote},
 };

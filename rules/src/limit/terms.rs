@@ -2,7 +2,7 @@
 
 use tollgate_counter::algorithm::{Excess, Limit};
 
-use crate::{Allowance, DisplayedLimit, file::LimitDraft, limit::period::Period, yaml::Located};
+use crate::{Allowance, DisplayedLimit, key_values::LimitDraft, limit::period::Period, yaml::Located};
 
 /// What a rule allows, and the limit that responses display.
 pub(crate) struct RuleTerms {

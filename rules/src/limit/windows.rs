@@ -6,7 +6,7 @@ use tollgate_counter::algorithm::{Classic, FixedWindow, Limit, SlidingLog, Slidi
 
 use crate::{
     diagnostics::Diagnostics,
-    file::LimitDraft,
+    key_values::LimitDraft,
     limit::terms::{AtRate, debt},
     yaml::Located,
 };
