@@ -30,13 +30,16 @@ use tracing::{debug, warn};
 
 use crate::{
     server::{
-        Budgets, ListenerCertificates, Phase, Services,
+        budgets::Budgets,
         connection::{GrpcConnection, Keepalive, SHUTDOWN_ACK_TIMEOUT, WINDOW_BYTES},
         corked_io::{CorkedIo, IoHandle, PREFACE_BYTES},
         idle::{Activity, ConnectionTracker},
+        lifecycle::Phase,
         lifecycle::wait_for_phase,
         listen::{self, BoundListener, DetachedSocket, Listener, Socket},
+        services::Services,
         stats::{ConnectionPermit, ListenerStats},
+        tls::ListenerCertificates,
         wake_filter::WakeFiltered,
         workers::WorkerHandles,
     },

@@ -12,7 +12,7 @@ use tollgate_limiter::limiter::{self, Limiter};
 use tollgate_quota::QuotaService;
 use tollgate_remote::Remote;
 use tollgate_rules::ActiveRules;
-use tollgate_shared_store::SharedStore;
+use tollgate_shared_store::{PasswordError, SharedStore};
 use tollgate_store::{Memory, SWEEP_PARTS, SWEEP_ROUND, divider::Dividers};
 use tollgate_wire::proto::DESCRIPTORS;
 use tonic::service::Routes;
@@ -30,11 +30,12 @@ use crate::{
     },
     persistence::Persistence,
     server::{
-        Phase, Server, ServiceError, Tasks, lifecycle,
+        Phase, Server, ServiceError, lifecycle,
         limits::LimitLookups,
         metrics::{self, MetricsSources},
-        password_error, replica,
+        replica,
         services::Services,
+        tasks::Tasks,
     },
     settings::{BackendChoice, Settings},
 };
@@ -336,4 +337,9 @@ pub(super) fn grpc_routes(health: HealthServer<impl Health>) -> Result<axum::Rou
         .add_service(v1.max_decoding_message_size(REFLECTION_BYTES_MAX))
         .add_service(v1alpha.max_decoding_message_size(REFLECTION_BYTES_MAX));
     Ok(routes.prepare().into_axum_router())
+}
+
+/// Says which setting names the file of a password of the shared store that cannot be read.
+fn password_error(error: PasswordError) -> String {
+    format!("store.redis.password_file: {error}")
 }

@@ -26,7 +26,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::server::{
-    Budgets,
+    budgets::Budgets,
     corked_io::{CorkedIo, IoHandle},
     reply_bytes::{ReplyPart, Unsent},
     request_bytes::ConnectionBytes,

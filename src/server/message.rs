@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use tollgate_wire::protobuf::FRAME_PREFIX_BYTES;
 use tonic::Status;
 
-use crate::server::{MESSAGE_BYTES_MAX, request_bytes::Share};
+use crate::server::{budgets::MESSAGE_BYTES_MAX, request_bytes::Share};
 
 /// Time for the body of a request to arrive.
 pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(30);

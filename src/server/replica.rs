@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use crate::{
     persistence::{Persistence, PersistenceSettings},
-    server::{ServiceError, Tasks},
+    server::{ServiceError, tasks::Tasks},
 };
 
 /// Time for goodbyes to be sent.

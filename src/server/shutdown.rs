@@ -14,12 +14,21 @@ use tracing::{field::display, info, warn};
 
 use crate::{
     api::admin::AdminState,
-    server::{Phase, StopSignal, components::Components, replica},
+    server::{Phase, components::Components, replica},
     settings::Drain,
 };
 
 /// Maximum part of the drain timeout that is reserved for the last snapshot; at most a fifth of it is.
 const SNAPSHOT_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// A request to end the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopSignal {
+    /// From a supervisor, which has other instances asked meanwhile.
+    Terminate,
+    /// From a terminal.
+    Interrupt,
+}
 
 /// What a shutdown acts on.
 pub(super) struct Shutdown {

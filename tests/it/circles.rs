@@ -12,8 +12,8 @@ const FOR_TESTS: [&str; 3] =
     ["#[cfg(test)]", "#[cfg(any(test, fuzzing))]", "#[cfg(any(test, fuzzing, feature = \"testing\"))]"];
 
 /// Modules that still define what their own files share: uses of them by these files do not count.
-const SHARED_BY_THEIR_FILES: [&str; 6] =
-    ["algorithm/laws", "divider/shares", "link", "memory", "memory/tables", "server"];
+const SHARED_BY_THEIR_FILES: [&str; 5] =
+    ["algorithm/laws", "divider/shares", "link", "memory", "memory/tables"];
 
 type ModulePath = Vec<String>;
 

@@ -15,9 +15,11 @@ use tollgate_counter::{resilience::CallerRegistry, time::Clock};
 use crate::{
     api::fuzz::{api, runtime},
     server::{
-        Budgets, Phase, Services,
+        Phase,
         acceptor::{Alpn, ConnectionContext, Limits, ListenerTerms, Protocols},
+        budgets::Budgets,
         components::grpc_routes,
+        services::Services,
     },
     settings::{self, Setting, Settings, SettingsSources},
 };

@@ -30,7 +30,7 @@ use tollgate_wire::proto::envoy::{
 
 use crate::{
     api::Api,
-    server::{Budgets, listen::Socket},
+    server::{budgets::Budgets, listen::Socket},
     settings::Settings,
 };
 

@@ -108,7 +108,7 @@ mod tests {
     use tollgate_telemetry::{logs::LogControl, metrics::MetricKind};
 
     use crate::{
-        server::{Budgets, ServerStats},
+        server::{ServerStats, budgets::Budgets},
         settings::Settings,
     };
 

@@ -19,7 +19,7 @@ use tollgate_telemetry::{
 
 use crate::{
     api,
-    server::{Budgets, ListenerStats, ServerStats},
+    server::{ListenerStats, ServerStats, budgets::Budgets},
 };
 
 /// What the page reports. Metrics of a cluster, a shared store or a source of rules are included if there is one.
