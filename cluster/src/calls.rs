@@ -13,7 +13,7 @@ use rustc_hash::FxBuildHasher;
 use tokio::{runtime::Handle, sync::oneshot};
 use tollgate_remote::{OpenChecks, RemoteOutcome, RemoteOutcomes};
 
-use crate::node::Ticket;
+use crate::node::output::Ticket;
 
 /// The open rounds. Rounds on different cores find theirs without a common lock.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::warn;
 
-use crate::Cluster;
+use crate::replica::Cluster;
 
 /// How often the number of degraded checks is sampled.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);

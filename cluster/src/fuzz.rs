@@ -6,9 +6,10 @@ use tollgate_counter::time::{SECOND, Timestamp};
 use tollgate_store::{Memory, OnFull, divider::Dividers};
 
 use crate::{
-    Departure, MemberId,
+    member::{Departure, MemberId},
     message::{Hello, MemberRecord, MemberState, Message},
-    node::{ClusterNode, NodeSettings},
+    node::ClusterNode,
+    tuning::NodeSettings,
     wire,
 };
 
@@ -91,8 +92,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        message::{SlotOwner, Version},
-        node::NodeAction,
+        message::{SlotOwner, slot::Version},
+        node::output::NodeAction,
     };
 
     fn hello(slot: Slot, epoch: Epoch) -> Message {

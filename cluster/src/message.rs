@@ -13,10 +13,10 @@ use tollgate_counter::{
 };
 use tollgate_store::{Epoch, Slot, SlotData, divider::Assignments};
 
-use crate::MemberId;
+use crate::member::MemberId;
 
-mod check;
-mod slot;
+pub(crate) mod check;
+pub(crate) mod slot;
 
 pub(crate) use check::{CheckReply, LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement};
 pub(crate) use slot::{

@@ -11,7 +11,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, hash::Hasher};
 use siphasher::sip::SipHasher13;
 use tollgate_store::Slot;
 
-use crate::MemberId;
+use crate::member::MemberId;
 
 /// The most slots of one member, in percent of the mean.
 const SHARE_MAX_PERCENT: usize = 105;

@@ -26,11 +26,19 @@ use tollgate_store::{
 use tracing::{info, warn};
 
 use crate::{
-    ClusterError, Departure, MemberId, MemberState, Tuning,
     calls::{OpenRounds, Round},
-    link::{self, LinkHandler, LinkListener, Links, SeedState},
-    node::{ClusterNode, ClusterView, NodeAction, NodeSettings, TICK, TICK_IDLE},
+    error::ClusterError,
+    link::{self, LinkHandler, LinkListener, addresses::SeedState, links::Links},
+    member::{Departure, MemberId},
+    message::MemberState,
+    node::{
+        ClusterNode,
+        output::NodeAction,
+        ticks::{TICK, TICK_IDLE},
+        view::ClusterView,
+    },
     strangers::{LinkTrust, Situation, StrangerHistory},
+    tuning::{NodeSettings, Tuning},
     wire,
 };
 

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{Cluster, MemberState, link, node};
+use crate::{link, message::MemberState, node, replica::Cluster};
 
 /// Statistics of this replica in the cluster.
 #[derive(Clone, Debug)]

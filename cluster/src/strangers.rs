@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tollgate_counter::time::Timestamp;
 
-use crate::link::Strangers;
+use crate::link::addresses::Strangers;
 
 /// A replica that has never served stays unready for this long next to processes of another authority. It is longer
 /// than the 10 minutes after which Kubernetes reports that a rollout makes no progress.

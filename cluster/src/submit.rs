@@ -13,9 +13,12 @@ use tollgate_store::{
 };
 
 use crate::{
-    Cluster, MemberState,
-    message::{RemoteCheck, RemoteOperation},
-    node::Ticket,
+    message::{
+        MemberState,
+        check::{RemoteCheck, RemoteOperation},
+    },
+    node::output::Ticket,
+    replica::Cluster,
 };
 
 impl Submit for Cluster {

@@ -7,10 +7,14 @@ use pack::{Pack, pack, unpack, window_nanos};
 
 use crate::{
     algorithm::{
-        Algorithm, Counter, Decision, Limit, LogCounter, Operation, PenalizedCounter, PenaltyRecord, Receipt,
-        Variant, each_algorithm,
+        Algorithm, Decision, Operation,
+        counter::{Counter, PenalizedCounter, Receipt, Variant},
+        each_algorithm,
+        limit::Limit,
+        log_counter::LogCounter,
+        penalty::PenaltyRecord,
     },
-    time::Timestamp,
+    time::timestamp::Timestamp,
 };
 
 mod codec;

@@ -11,8 +11,12 @@ use tollgate_shared_store::SharedStore;
 use tollgate_store::{HoldId, HoldTerms, OnExpiry, Settled};
 
 use crate::limiter::{
-    AnswerOrPlan, CheckError, Checked, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError,
-    Reservation, each_entry, request,
+    Limiter,
+    answer::LimiterError,
+    embedded::{CheckError, Checked, Reservation, each_entry},
+    hold::{HeldAnswer, HoldError, HoldRequest},
+    plan::AnswerOrPlan,
+    request,
 };
 
 #[doc(inline)]

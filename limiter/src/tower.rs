@@ -20,7 +20,11 @@ use http::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::limiter::{CheckError, Checked, Limiter, LimiterError};
+use crate::limiter::{
+    Limiter,
+    answer::LimiterError,
+    embedded::{CheckError, Checked},
+};
 #[cfg(feature = "redis")]
 use crate::shared_limiter::SharedLimiter;
 

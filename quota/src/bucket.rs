@@ -12,7 +12,7 @@ use tollgate_rules::{Allowance, KeyedDomain, Match, OnOwnerUnavailable};
 use tollgate_store::divider::{ASSIGNMENT_TTL, Assignment, UNCERTAIN, is_divisible};
 use tollgate_wire::protobuf::{begin, nested};
 
-use crate::QuotaSettings;
+use crate::settings::QuotaSettings;
 
 /// The time for which a client need not ask about a bucket without a limit.
 pub(super) const UNLIMITED_TTL: Duration = Duration::from_secs(600);

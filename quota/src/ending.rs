@@ -10,9 +10,9 @@ use tokio::{runtime::Handle, task::yield_now};
 use tollgate_store::divider::{DividerReport, SubscriberId, SubscriberReport};
 
 use crate::{
-    QuotaService,
     bucket::{BucketTerms, DIVISION_BYTES, PART_MAX, QuotaBucket},
     memory::BucketOwner,
+    service::QuotaService,
 };
 
 /// The longest time for which a divider keeps a bucket that has ended.

@@ -26,7 +26,10 @@ use tollgate_wire::{
     protobuf::FRAME_PREFIX_BYTES,
 };
 
-use crate::{QuotaService, QuotaSettings, QuotaStream, decode::BucketReports, encode::ACTIONS_MAX};
+use crate::{
+    decode::BucketReports, encode::ACTIONS_MAX, service::QuotaService, settings::QuotaSettings,
+    stream::QuotaStream,
+};
 
 /// The time of all calls.
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);

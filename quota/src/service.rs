@@ -25,10 +25,10 @@ use tollgate_store::divider::{
 use tonic::Status;
 
 use crate::{
-    QuotaSettings,
     bucket::QuotaAction,
     memory::{BucketOwner, CallerNumber, QuotaMemory},
     outbox::Outbox,
+    settings::QuotaSettings,
 };
 
 /// How often turns without a report are made.

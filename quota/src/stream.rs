@@ -19,7 +19,6 @@ use tollgate_store::divider::{Assignment, DividerReport, SubscriberId, Subscribe
 use tonic::Status;
 
 use crate::{
-    QuotaService,
     bucket::{
         ActiveTerms, BucketId, BucketTerms, CurrentTerms, DIVISION_BYTES, PART_MAX, QuotaAction, QuotaBucket,
         UNLIMITED_TTL, encoded, is_assignable,
@@ -29,6 +28,7 @@ use crate::{
     ending::{EndedStream, end},
     memory::{BucketOwner, CallerNumber},
     outbox::Outbox,
+    service::QuotaService,
 };
 
 /// A bucket without requests is abandoned after so many reports.

@@ -14,8 +14,10 @@ use tollgate_store::{
 };
 
 use crate::{
-    COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, Remote, RemoteOutcome, RemoteOutcomes,
-    SubmissionMode, rounds,
+    Remote,
+    check::{COUNTER_ONLY, CounterCheck, CounterChecks, DecidedBy, RemoteOutcome, RemoteOutcomes},
+    rounds,
+    submit::SubmissionMode,
 };
 
 /// Why counters elsewhere have not held or settled anything for good.

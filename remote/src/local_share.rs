@@ -14,7 +14,7 @@ use tollgate_store::{
     OnRefusal, OperationOutcome, OwnTerms,
 };
 
-use crate::{CounterCheck, DecidedBy, RemoteOutcome};
+use crate::check::{CounterCheck, DecidedBy, RemoteOutcome};
 
 /// Local shares may take one of this many parts of the memory for counters.
 pub const MEMORY_DIVISOR: u64 = 8;

@@ -10,7 +10,7 @@ use tollgate_counter::{
 };
 use tollgate_store::{Check, CheckDecision, CounterOperation, Decisions, OnRefusal, OperationOutcome};
 
-use crate::{DecidedBy, RemoteOutcome, RemoteOutcomes};
+use crate::check::{DecidedBy, RemoteOutcome, RemoteOutcomes};
 
 /// The counters of one call.
 pub trait CallCounters {

@@ -11,7 +11,13 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use tokio::sync::Notify;
 use tollgate_counter::{descriptor::Secret, time::Timestamp};
 
-use crate::{Domain, KeyedRules, Problems, Rule, RuleStats, Rules};
+use crate::{
+    diagnostics::Problems,
+    keyed_rules::KeyedRules,
+    rule::Rule,
+    rule_set::{Domain, Rules},
+    stats::RuleStats,
+};
 
 /// The most names with values that each rule has in metrics, unless a setting says otherwise.
 const NAMES_MAX_DEFAULT: usize = 100;
@@ -245,7 +251,7 @@ mod tests {
     use std::{borrow::Cow, thread};
 
     use super::*;
-    use crate::RuleEvent;
+    use crate::stats::RuleEvent;
 
     const NOW: Timestamp = Timestamp::from_nanos(7);
 

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::{
-    DESCRIPTORS_MAX, DenialBody, Domain, OnDenied, Problem, Problems, Rule, RuleInput, Rules, Trial,
-    contents::{Contents, Documents, Unknown, hash_of},
-    diagnostics::{Diagnostics, Location, RuleOrigin},
+    OnDenied,
+    contents::{Contents, Documents, RuleInput, Unknown, hash_of},
+    denial_body::template::DenialBody,
+    diagnostics::{Diagnostics, Location, Problem, Problems, RuleOrigin},
     file::DocumentDraft,
     overlay::Overlay,
     prefix_tree::TreeLevel,
+    rule::Rule,
+    rule_set::{DESCRIPTORS_MAX, Domain, Rules, Trial},
     yaml::{self, Located, quote},
 };
 

@@ -5,8 +5,7 @@ use std::{hash::Hasher, sync::Arc};
 use siphasher::sip128::{Hasher128, SipHasher13};
 
 use crate::{
-    Problems,
-    diagnostics::RuleOrigin,
+    diagnostics::{Problems, RuleOrigin},
     yaml::{self, YamlStream},
 };
 

@@ -1,9 +1,10 @@
 //! The descriptors of a domain as a tree, for programs that compare or list rules.
 
 use crate::{
-    Domain, MatchKind, Rule,
     pattern::Pattern,
-    prefix_tree::{TreeLevel, TreeNode},
+    prefix_tree::{MatchKind, TreeLevel, TreeNode},
+    rule::Rule,
+    rule_set::Domain,
 };
 
 /// A descriptor of a rule file.

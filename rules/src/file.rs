@@ -3,7 +3,8 @@
 use serde_json::{Map, Value as Json};
 
 use crate::{
-    DenialBody, OnDenied,
+    OnDenied,
+    denial_body::template::DenialBody,
     diagnostics::Diagnostics,
     dialect,
     group::{GroupedKey, NetworkGroup},

@@ -8,7 +8,13 @@ use tollgate_counter::{
     time::Timestamp,
 };
 
-use crate::{Allowance, DenialBody, DenialValues, KeyedDomain, KeyedRules, Rule, RuleInput, Unit, compile};
+use crate::{
+    Unit, compile,
+    contents::RuleInput,
+    denial_body::{template::DenialBody, text::DenialValues},
+    keyed_rules::{KeyedDomain, KeyedRules},
+    rule::{Allowance, Rule},
+};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 

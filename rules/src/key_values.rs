@@ -7,9 +7,11 @@ use serde_json::{Map, Value as Json};
 use tollgate_counter::algorithm::AlgorithmName;
 
 use crate::{
-    DenialBody, Quota, Unit,
+    Unit,
+    denial_body::template::DenialBody,
     diagnostics::Diagnostics,
     keys::{self, KEYS, KeySection, RuleKey, Takes},
+    rule::Quota,
     yaml::{Located, Mark, YamlNode, YamlValue},
 };
 

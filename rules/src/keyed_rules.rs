@@ -17,8 +17,11 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Allowance, DescriptorRef, Domain, MatchKind, NetworkGroup, Rule, Rules,
-    prefix_tree::{self, MatchedNode, Steps},
+    descriptor_ref::DescriptorRef,
+    group::NetworkGroup,
+    prefix_tree::{self, MatchKind, MatchedNode, Steps},
+    rule::{Allowance, Rule},
+    rule_set::{Domain, Rules},
 };
 
 /// A set of rules and the secret under which the keys of its counters are hashed. Neither changes: a reload or another

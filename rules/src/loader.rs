@@ -6,11 +6,12 @@ use tollgate_counter::time::Clock;
 use tracing::{error, info, warn};
 
 use crate::{
-    ActiveRules, KeyedRules, Problem, Problems,
-    active_rules::PreparedRules,
+    active_rules::{ActiveRules, PreparedRules},
     background::{BackgroundPriority, run_in_background, spawn},
     compile::compile_all,
     contents::Contents,
+    diagnostics::{Problem, Problems},
+    keyed_rules::KeyedRules,
     overlay::Overlay,
 };
 
@@ -192,7 +193,7 @@ mod tests {
     use super::*;
     use tollgate_counter::time::Timestamp;
 
-    use crate::Rules;
+    use crate::rule_set::Rules;
 
     #[test]
     fn replaced_rules_are_dropped_after_their_last_reader() {

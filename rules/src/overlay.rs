@@ -4,8 +4,9 @@ use rustc_hash::FxHashMap;
 use serde_json::{Map, Value as Json};
 
 use crate::{
-    DenialBody, Location, OnDenied, Problems, RuleOrigin,
-    diagnostics::Diagnostics,
+    OnDenied,
+    denial_body::template::DenialBody,
+    diagnostics::{Diagnostics, Location, Problems, RuleOrigin},
     group::NetworkGroup,
     key_values::KeyValues,
     keys::KeySection,

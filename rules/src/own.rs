@@ -10,7 +10,7 @@ use tollgate_counter::{
     time::Timestamp,
 };
 
-use crate::{DisplayedLimit, Unit};
+use crate::{Unit, unit::DisplayedLimit};
 
 /// The number that stands for each number of an unlimited key. Its counter counts, and refuses nothing.
 const UNLIMITED_NUMBER: u64 = u32::MAX as u64;
@@ -322,8 +322,8 @@ impl fmt::Debug for OwnBounds {
 mod tests {
     use super::*;
     use crate::{
-        Rules,
         keys::{self, KEYS, KeySection},
+        rule_set::Rules,
     };
 
     fn rules(limit: &str) -> Result<Rules, String> {

@@ -5,11 +5,11 @@ use std::num::NonZeroU32;
 use tollgate_counter::algorithm::{Limit, QuotaTerms};
 
 use crate::{
-    Quota,
     diagnostics::Diagnostics,
     key_values::KeyValues,
     pattern::Pattern,
     prefix_tree::composite,
+    rule::Quota,
     yaml::{Located, quote},
 };
 

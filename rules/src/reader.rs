@@ -3,14 +3,14 @@
 use serde_json::Value as Json;
 
 use crate::{
-    DenialBody, Quota,
-    denial_body::{self, TemplateDraft},
+    denial_body::{self, TemplateDraft, template::DenialBody},
     diagnostics::Diagnostics,
     dialect,
     key_values::{GivenKey, GivenValue, KeyValues},
     keys::{self, KeySection, RuleKey, Takes},
     quotas::{self, QUOTAS_MAX},
-    yaml::{Located, Resolved, YamlNode, YamlPair, YamlValue, quote},
+    rule::Quota,
+    yaml::{Located, YamlNode, YamlPair, YamlValue, quote, scalar::Resolved},
 };
 
 const SEVERAL_LIMITS: &str = "`rate_limit` takes one limit, a mapping, not a list; nest each further limit below `descriptors` of this descriptor, as in `{key: window, value: hour, rate_limit: {...}}`, and let the caller send a descriptor with that entry too";

@@ -8,7 +8,10 @@ use tollgate_counter::{
     descriptor::Entry,
 };
 
-use crate::{DenialBody, DisplayedLimit, GroupedKey, Location, OnOwnerUnavailable, OwnBounds, RuleStats};
+use crate::{
+    OnOwnerUnavailable, denial_body::template::DenialBody, diagnostics::Location, group::GroupedKey,
+    own::OwnBounds, stats::RuleStats, unit::DisplayedLimit,
+};
 
 /// The rule of a descriptor: limit and options.
 #[derive(Clone, Debug)]

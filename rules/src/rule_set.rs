@@ -5,7 +5,14 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use tollgate_counter::{algorithm::Limit, descriptor::Entry};
 
-use crate::{DecisionTotals, DenialBody, OnDenied, Problem, Rule, RuleStats, Series, prefix_tree::TreeLevel};
+use crate::{
+    OnDenied,
+    denial_body::template::DenialBody,
+    diagnostics::Problem,
+    prefix_tree::TreeLevel,
+    rule::Rule,
+    stats::{DecisionTotals, RuleStats, Series},
+};
 
 /// The maximum number of descriptors in all files or resources together.
 pub const DESCRIPTORS_MAX: usize = 1_000_000;

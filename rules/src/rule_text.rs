@@ -8,7 +8,7 @@ use tollgate_counter::{
 };
 
 use crate::{
-    limit::{algorithm_keys, time_text},
+    limit::value::{algorithm_keys, time_text},
     rule::Rule,
     unit::Unit,
 };
@@ -108,7 +108,7 @@ mod tests {
     use proptest::{prelude::*, sample::select};
 
     use super::*;
-    use crate::{Domain, Rules};
+    use crate::rule_set::{Domain, Rules};
 
     /// The rule of a file whose `rate_limit` has these keys.
     fn rule(keys: &str) -> Rule {

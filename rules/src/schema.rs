@@ -185,7 +185,7 @@ fn absent<'k>(keys: impl IntoIterator<Item = &'k str>) -> Json {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Rules;
+    use crate::rule_set::Rules;
 
     /// The properties that a part of the schema declares; conditions only refer to them.
     fn declared(schema: &Json) -> Vec<(&String, &Json)> {

@@ -3,9 +3,12 @@
 use tollgate_counter::descriptor::{self, Entry};
 
 use crate::{
-    DescriptorRef, Domain, KeyedDomain, network,
+    descriptor_ref::DescriptorRef,
+    keyed_rules::KeyedDomain,
+    network,
     pattern::Pattern,
     prefix_tree::{MatchKind, MatchedNode, TreeLevel, TreeNode},
+    rule_set::Domain,
 };
 
 /// The maximum number of nodes listed for a level in addition to the chosen one.

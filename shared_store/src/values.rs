@@ -7,10 +7,11 @@ use redis::{RedisResult, Value, cmd};
 use tokio::{sync::watch, task::JoinSet};
 
 use crate::{
-    PasswordError, SharedStore, SharedStoreSettings,
+    SharedStore,
     connection::{Link, StoreConnection},
     failure::{BatchFailure, within},
     node::STORED_VALUE_BYTES_MAX,
+    settings::{PasswordError, SharedStoreSettings},
 };
 
 /// Reads values of a store. Clones share its connection.

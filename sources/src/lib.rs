@@ -9,7 +9,7 @@ use std::{
 use tollgate_counter::{named, time::Clock};
 use tollgate_rules::{ActiveRules, FileSettings, OverlayFile, RuleLoader, Watcher};
 
-use crate::url::Address;
+use crate::url::address::Address;
 
 pub mod url;
 pub mod xds;

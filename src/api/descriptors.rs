@@ -9,7 +9,7 @@ use tollgate_limiter::limiter::{self, Override, RequestBounds, UnknownUnit};
 use tollgate_rules::Unit;
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields, entry, text};
 
-use crate::api::Error;
+use crate::api::error::Error;
 
 /// The domain of a request and its decoded descriptors.
 #[derive(Debug, Default)]

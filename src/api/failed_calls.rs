@@ -20,8 +20,8 @@ use tonic::Code;
 use tracing::warn;
 
 use crate::api::{
-    Error, Method,
-    call::{CHECK_PATH, CHECK_STREAM_PATH},
+    call::{CHECK_PATH, CHECK_STREAM_PATH, Method},
+    error::Error,
 };
 
 const SECONDS: u64 = 60;

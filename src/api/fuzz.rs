@@ -29,11 +29,17 @@ use tollgate_wire::proto::envoy::service::ratelimit::v3::RateLimitRequest;
 use tonic::codegen::Service as _;
 
 use crate::api::{
-    Api, ApiSettings, Hosts,
-    admin::{self, AdminState, Certificates, MetricReader, MetricValues, Readiness},
+    admin::{
+        self,
+        alerts::{MetricReader, MetricValues},
+        state::{AdminState, Certificates, Readiness},
+    },
     call::Method,
-    forward_auth, headers, http, json,
+    cross_site::Hosts,
+    forward_auth, http, json,
     reader::RequestReader,
+    rls::headers,
+    service::{Api, ApiSettings},
 };
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");

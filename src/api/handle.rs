@@ -11,12 +11,13 @@ use tollgate_counter::{resilience::Caller, time::ClockReading};
 use tollgate_limiter::limiter::ActiveView;
 
 use crate::api::{
-    Api, Error,
     call::{ApiKind, Call, CallReply, Handled, Method, OperatorVerb, ResetPrecision},
+    error::Error,
     metrics::Uncounted,
     rls::PlannedRequest,
+    service::Api,
     span::CallSpan,
-    v1::{PlannedCheck, PlannedHold},
+    v1::{decide::PlannedCheck, reservations::PlannedHold},
 };
 
 /// A call that waits.

@@ -15,14 +15,15 @@ use tollgate_counter::{printable, resilience::Caller};
 use tonic::Code;
 
 use crate::api::{
-    Api, ApiKind, Call, CallReply, Error, Hosts, Method, ResetPrecision,
-    admin::Readiness,
-    call::CHECK_PATH,
-    cross_site::{GatewayRequests, refuse_cross_site},
-    error::HttpError,
+    ApiKind,
+    admin::state::Readiness,
+    call::{CHECK_PATH, Call, CallReply, Method, ResetPrecision},
+    cross_site::{GatewayRequests, Hosts, refuse_cross_site},
+    error::{Error, HttpError},
     failed_calls::BAD_HEADER,
     forward_auth, json,
     reader::{ReadRequest, RequestReader},
+    service::Api,
 };
 
 /// What `GET /` answers.

@@ -209,7 +209,7 @@ mod tests {
     use super::*;
     use tollgate_wire::proto::tollgate::v1;
 
-    use crate::api::{ApiSettings, call::Verb};
+    use crate::api::{call::Verb, service::ApiSettings};
 
     fn bounds() -> RequestBounds {
         RequestBounds { descriptors: 2, entries: 3, ..ApiSettings::default().bounds() }

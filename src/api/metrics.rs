@@ -11,7 +11,11 @@ use tollgate_counter::{
 };
 use tollgate_telemetry::metrics::metrics;
 
-use crate::api::{ApiKind, Error, error::Unanswered, failed_calls::FailedCalls};
+use crate::api::{
+    ApiKind,
+    error::{Error, Unanswered},
+    failed_calls::FailedCalls,
+};
 
 const DURATION_BOUNDS: [Duration; 15] =
     micros([5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 1_000_000]);

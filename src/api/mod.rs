@@ -2,23 +2,23 @@
 
 pub mod admin;
 pub mod call;
-mod cross_site;
+pub(crate) mod cross_site;
 pub mod denial_body;
-mod denial_log;
+pub(crate) mod denial_log;
 mod descriptors;
-mod error;
+pub(crate) mod error;
 mod failed_calls;
 pub mod forward_auth;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-mod handle;
+pub(crate) mod handle;
 pub mod http;
 pub mod json;
 mod metrics;
 pub mod reader;
 pub mod recorder;
 pub mod rls;
-mod service;
+pub(crate) mod service;
 mod span;
 pub mod v1;
 
@@ -30,6 +30,3 @@ pub use metrics::ApiMetrics;
 pub(crate) use metrics::METRICS;
 pub use rls::headers;
 pub use service::{Api, ApiSettings};
-
-pub(crate) use denial_log::DenialLog;
-pub(crate) use v1::ResetAccess;

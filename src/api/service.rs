@@ -7,7 +7,7 @@ use tollgate_telemetry::traces::Traces;
 
 use crate::api::{
     denial_body::DenialBodies, denial_log::DenialLog, error::Error, metrics::ApiMetrics, recorder::Recorder,
-    rls::headers, v1::ResetAccess,
+    rls::headers, v1::reset_access::ResetAccess,
 };
 
 /// Bounds of requests and format of replies.

@@ -9,8 +9,8 @@ use tollgate_telemetry::traces::Traces;
 use tonic::Code;
 
 use crate::api::{
-    Error,
     call::{Call, CallReply},
+    error::Error,
 };
 
 /// Maximum length of a domain in a span, in bytes.

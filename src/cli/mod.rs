@@ -73,7 +73,7 @@ mod tests {
     use std::net::SocketAddr;
 
     use super::*;
-    use crate::settings::Setting;
+    use crate::settings::value_type::Setting;
 
     #[test]
     fn every_command_has_examples_that_parse() {

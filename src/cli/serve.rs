@@ -21,9 +21,12 @@ use tollgate_tools::{USAGE, examples};
 use tracing::{error, info, warn};
 
 use crate::{
-    server::{Server, ServiceError, StopSignal, WorkerPool},
+    server::{bind::Server, shutdown::StopSignal, tasks::ServiceError, workers::WorkerPool},
     settings::{
-        BackendChoice, CATALOG, ListenAddress, ListenerTlsFiles, Settings, SettingsSources, environment,
+        CATALOG, Settings,
+        listeners::{ListenAddress, ListenerTlsFiles},
+        reference::BackendChoice,
+        sources::{SettingsSources, environment},
     },
 };
 

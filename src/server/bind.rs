@@ -18,7 +18,7 @@ use crate::{
         tls::ListenerCertificates,
         workers::WorkerPool,
     },
-    settings::{self, ListenAddress, Sections, Settings},
+    settings::{self, Sections, Settings, listeners::ListenAddress},
 };
 
 /// The service with bound listeners, before it accepts connections.

@@ -21,23 +21,27 @@ use tracing::warn;
 
 use crate::{
     api::{
-        Api, DenialLog, Hosts, ResetAccess,
-        admin::{self, AdminState},
+        admin::{self, state::AdminState},
+        cross_site::Hosts,
         denial_body::DenialBodies,
+        denial_log::DenialLog,
         http,
         reader::RequestReader,
         recorder::Recorder,
+        service::Api,
+        v1::reset_access::ResetAccess,
     },
     persistence::Persistence,
     server::{
-        Phase, Server, ServiceError, lifecycle,
+        bind::Server,
+        lifecycle::{self, Phase},
         limits::LimitLookups,
-        metrics::{self, MetricsSources},
+        metrics::{self, replica::MetricsSources},
         replica,
         services::Services,
-        tasks::Tasks,
+        tasks::{ServiceError, Tasks},
     },
-    settings::{BackendChoice, Settings},
+    settings::{Settings, reference::BackendChoice},
 };
 
 /// Maximum size of a reflection message, in bytes: a name. Its stream keeps as much while it is open.

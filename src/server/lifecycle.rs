@@ -10,7 +10,7 @@ use tollgate_shared_store::SharedStore;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
 
-use crate::api::admin::Readiness;
+use crate::api::admin::state::Readiness;
 
 /// How often the state of cluster links is checked.
 const LINKS_CHECK_INTERVAL: Duration = Duration::from_millis(200);

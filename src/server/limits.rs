@@ -13,7 +13,7 @@ use tollgate_shared_store::{PasswordError, SharedStore, StoredValue, StoredValue
 use tollgate_sources::url::{Fetched, UrlValues};
 use tracing::{info, warn};
 
-use crate::settings::{LimitSettings, LimitStoreSettings};
+use crate::settings::conflicts::{LimitSettings, LimitStoreSettings};
 
 /// The batches that are under way at a time.
 const BATCHES_MAX: usize = 16;

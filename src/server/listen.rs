@@ -15,7 +15,7 @@ use tokio::{
 use tokio_util::either::Either;
 use tollgate_net::private_file;
 
-use crate::settings::ListenAddress;
+use crate::settings::listeners::ListenAddress;
 
 /// Time to wait for a connection to an existing Unix socket. After it the socket counts as in use.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);

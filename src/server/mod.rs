@@ -10,7 +10,7 @@ use tollgate_rules::ActiveRules;
 use tracing::info;
 
 mod acceptor;
-mod bind;
+pub(crate) mod bind;
 mod body;
 mod budgets;
 mod components;
@@ -27,13 +27,13 @@ mod replica;
 mod reply_bytes;
 mod request_bytes;
 mod services;
-mod shutdown;
+pub(crate) mod shutdown;
 mod stats;
 mod stream;
-mod tasks;
+pub(crate) mod tasks;
 mod tls;
 mod wake_filter;
-mod workers;
+pub(crate) mod workers;
 
 pub use bind::{ListenerAddresses, Server};
 pub use lifecycle::Phase;

@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use crate::{
     persistence::{Persistence, PersistenceSettings},
-    server::{ServiceError, tasks::Tasks},
+    server::tasks::{ServiceError, Tasks},
 };
 
 /// Time for goodbyes to be sent.

@@ -18,7 +18,7 @@ use tollgate_quota::QuotaService;
 use tonic::{Code, Status, codegen::Service as _};
 
 use crate::{
-    api::{Api, Error, ReadBatch},
+    api::{error::Error, handle::ReadBatch, service::Api},
     server::{
         body::RequestBody,
         idle::{Activity, RequestActivity},

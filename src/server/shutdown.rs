@@ -13,8 +13,8 @@ use tollgate_telemetry::traces::Traces;
 use tracing::{field::display, info, warn};
 
 use crate::{
-    api::admin::AdminState,
-    server::{Phase, components::Components, replica},
+    api::admin::state::AdminState,
+    server::{components::Components, lifecycle::Phase, replica},
     settings::Drain,
 };
 

@@ -10,7 +10,7 @@ use tollgate_counter::{
     time::{SECOND, Timestamp},
 };
 
-use crate::api::admin::Certificates;
+use crate::api::admin::state::Certificates;
 
 /// Statistics of all listeners.
 #[derive(Clone, Debug, Default)]

@@ -27,8 +27,7 @@ use tonic::Status;
 
 use crate::{
     api::{
-        Handled,
-        call::timeout_from_headers,
+        call::{Handled, timeout_from_headers},
         v1::stream::{CREDITS, first_credits},
     },
     server::{

@@ -23,7 +23,7 @@ use tracing::{error, info};
 
 use crate::{
     server::stats::ListenerStats,
-    settings::{self, CertificateName},
+    settings::{self, listeners::CertificateName},
 };
 
 /// The certificates of one listener, reloaded when their files change.

@@ -13,14 +13,15 @@ use tollgate_sources::{
 };
 
 use crate::{
-    api::admin::{EffectiveSetting, SettingOrigin},
+    api::admin::{SettingOrigin, state::EffectiveSetting},
     persistence,
     settings::{
-        CertificateName, Drain, ListenerTlsFiles, Sections, Settings,
+        Drain, Sections, Settings,
         catalog::{
             CATALOG, Counters, LimitCacheSize, LimitCalls, Links, Redis, RedisCounters, Rules, RulesUrl,
             TlsFiles, Xds,
         },
+        listeners::{CertificateName, ListenerTlsFiles},
         value_type::{LimitStoreKind, OFF, ProgramPart, RedisMode, Setting, StoreKind},
     },
 };

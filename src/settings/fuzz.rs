@@ -4,7 +4,7 @@ use std::fs;
 
 use tollgate_counter::files::fuzz::temporary;
 
-use crate::settings::{CATALOG, Setting, SettingsSources};
+use crate::settings::{CATALOG, sources::SettingsSources, value_type::Setting};
 
 /// A settings file: it has problems that can be shown, or each setting has an effective value.
 pub fn settings(bytes: &[u8]) {

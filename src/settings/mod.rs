@@ -4,16 +4,16 @@
 use crate::{api, persistence};
 
 mod catalog;
-mod conflicts;
+pub(crate) mod conflicts;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-mod listeners;
+pub(crate) mod listeners;
 mod memory;
 mod otel;
-mod reference;
+pub(crate) mod reference;
 mod schema;
-mod sources;
-mod value_type;
+pub(crate) mod sources;
+pub(crate) mod value_type;
 
 pub use catalog::{CATALOG, Drain, Grpc, Http, Memory, Sections};
 pub use conflicts::{LimitSettings, LimitStoreSettings};

@@ -8,11 +8,11 @@ use tollgate_rules::yaml::{self, Mark, YamlNode, YamlPair, YamlValue};
 use tollgate_shared_store::{PasswordSource, PasswordSources};
 
 use crate::{
-    api::admin::{EffectiveSetting, SettingOrigin},
+    api::admin::{SettingOrigin, state::EffectiveSetting},
     settings::{
-        CATALOG, Sections, Setting, Settings, otel,
+        CATALOG, Sections, Settings, otel,
         reference::{self, Given, Translation},
-        value_type::variable,
+        value_type::{Setting, variable},
     },
 };
 

@@ -6,7 +6,7 @@ use tollgate_counter::{
     descriptor::Key,
 };
 
-use crate::CheckDecision;
+use crate::decisions::CheckDecision;
 
 /// A check of one counter.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use smallvec::SmallVec;
 use tollgate_counter::algorithm::{Decision, Receipt};
 
-use crate::Settled;
+use crate::reservation::Settled;
 
 /// The decision on one check of a call, read like the decision itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

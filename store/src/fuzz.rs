@@ -2,7 +2,7 @@
 
 use tollgate_counter::time::{SECOND, Timestamp};
 
-use crate::{Memory, OnFull, Slot, SlotData};
+use crate::{check::OnFull, memory::Memory, slot::Slot, slot_data::SlotData};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const MEMORY_LIMIT: usize = 1 << 24;

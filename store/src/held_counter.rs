@@ -9,12 +9,14 @@ use tollgate_counter::{
 };
 
 use crate::{
-    CounterDetails, HOLDS_MAX, HoldId, OwnLimitState, OwnTerms, Settled,
+    OwnTerms,
     holds::{Expired, Holds},
-    side_data::{SIDE_DATA_MIN, SideData},
+    operation::CounterDetails,
+    reservation::{HOLDS_MAX, HoldId, Settled},
+    side_data::{SideData, codec::SIDE_DATA_MIN, own::OwnLimitState},
 };
 
-mod draft;
+pub(crate) mod draft;
 mod interpreter;
 
 pub use draft::{Reserve, reserve};

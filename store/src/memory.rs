@@ -11,15 +11,19 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, CheckDecision, Checks, CounterEvents, Decisions, Lead, LimitOrigin, OnFull, OnRefusal, OwnTerms,
-    SLOTS, Slot, SlotData, SlotOwnLimits,
+    Lead, OwnTerms,
+    check::{Check, Checks, LimitOrigin, OnFull, OnRefusal},
+    decisions::{CheckDecision, Decisions},
     held_counter::{HeldCounter, Room},
     operation::{CounterOperation, OperationOutcome, decide_set},
-    side_data::SideDataSize,
+    side_data::{SideDataSize, own::SlotOwnLimits},
+    slot::{SLOTS, Slot},
+    slot_data::SlotData,
+    table::resources::CounterEvents,
 };
 
 mod admin;
-mod grants;
+pub(crate) mod grants;
 mod holds;
 mod leases;
 mod locked;

@@ -11,8 +11,11 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, CheckDecision, CounterOutcomes, Decisions, HoldId, HoldTerms, OnFull, OnRefusal, OpenHolds,
-    OwnLimitChange, OwnLimitOutcome, OwnLimitState, Settled, SlotOwnLimits, Subscribers,
+    check::{Check, OnFull, OnRefusal},
+    decisions::{CheckDecision, CounterOutcomes, Decisions},
+    reservation::{HoldId, HoldTerms, OpenHolds, Settled},
+    side_data::own::{OwnLimitChange, OwnLimitOutcome, OwnLimitState, SlotOwnLimits},
+    subscribers::Subscribers,
 };
 
 /// An operation on a counter and its holds, in every store.

@@ -10,14 +10,13 @@ use tollgate_counter::{
     time::Timestamp,
 };
 
-use crate::holds::{CounterCopy, Holds};
+use crate::holds::{Holds, copies::CounterCopy};
 
-mod codec;
-mod own;
-mod pending;
+pub(crate) mod codec;
+pub(crate) mod own;
+pub(crate) mod pending;
 
 pub use codec::OWN_LIMIT_TAG;
-pub(crate) use codec::SIDE_DATA_MIN;
 pub(crate) use own::OwnLimit;
 pub use own::{
     OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitPage, OwnLimitPosition, OwnLimitRefusal,

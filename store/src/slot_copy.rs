@@ -6,7 +6,7 @@ use tollgate_counter::{
     time::Timestamp,
 };
 
-use crate::{Slot, SlotData};
+use crate::{slot::Slot, slot_data::SlotData};
 
 /// A copy of one slot for a snapshot. Called with the instant of the snapshot, it puts together what was copied under
 /// the lock of the slot.

@@ -14,13 +14,13 @@ use crate::{
     budget::{Budget, MemoryReservation},
     held_counter::HeldCounter,
     holds::Holds,
-    side_data::{CounterUsage, OwnLimit, SideData},
+    side_data::{SideData, own::OwnLimit, pending::CounterUsage},
     slot::{ByKey, CUT_DIVISOR, bytes_of_map},
     table::SlotTable,
 };
 
 mod codec;
-mod consumption;
+pub(crate) mod consumption;
 #[cfg(test)]
 mod testing;
 

@@ -8,16 +8,15 @@ use tollgate_counter::{
 };
 
 use crate::{
-    holds::{CounterCopy, Holds},
-    side_data::{CounterGrant, OwnLimit, SideData, SideDataSize},
+    holds::{Holds, copies::CounterCopy},
+    side_data::{CounterGrant, SideData, SideDataSize, own::OwnLimit},
     slot::ByKey,
 };
 
-mod eviction;
+pub(crate) mod eviction;
 mod hash_table;
-mod resources;
+pub(crate) mod resources;
 
-pub(super) use eviction::EVICTION_COST_MAX;
 use hash_table::{HashTable, buckets_for, bytes_of, capacity_of, next_after};
 pub use resources::CounterEvents;
 pub(super) use resources::TableResources;

@@ -9,8 +9,8 @@ use std::{
 use tollgate_counter::time::Stopwatch;
 
 use crate::{
-    MemberId,
     link::{peer::Peer, stats::LinkFailure},
+    member::MemberId,
 };
 
 /// The most addresses that are dialled at a time.

@@ -11,7 +11,7 @@ use tokio_util::{
     codec::{Decoder, Encoder, Framed, LengthDelimitedCodec},
 };
 
-use crate::MemberId;
+use crate::member::MemberId;
 
 /// The largest piece of a batch, so that acknowledgements and heartbeats can be written in between.
 pub(super) const PIECE_BYTES_MAX: usize = 256 * 1024;

@@ -25,14 +25,14 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Departure, MemberId, Trust,
     link::{
         LinkHandler, LinkSettings,
         connection::run_accepted,
         frame::{FrameCodec, LENGTH_BYTES, LinkFrame, PIECE_BYTES_MAX, Piece, frame_stream},
         links::{COMMANDS_MAX, Links},
     },
-    trust::Credentials,
+    member::{Departure, MemberId},
+    trust::{Credentials, Trust},
 };
 
 const LOCAL: MemberId = MemberId::from_number(2);

@@ -6,12 +6,12 @@ use proptest::prelude::{Just, Strategy, prop, prop_assert, prop_assert_eq, prop_
 use tokio_util::bytes::Bytes;
 
 use crate::{
-    MemberId,
     link::{
         assembly::AssemblyBudget,
         frame::{LinkFrame, LinkHello, Piece, RefusalReason},
         session::{HelloOutcome, LinkRole, Session, SessionBounds, SessionError},
     },
+    member::MemberId,
 };
 
 const BOUNDS: SessionBounds = SessionBounds { piece: 100, unacknowledged: 1_000, batch: 10_000 };

@@ -11,7 +11,6 @@ use tollgate_counter::{lock::lock, time::Clock};
 use tracing::debug;
 
 use crate::{
-    Departure, MemberId,
     link::{
         LinkHandler, LinkSettings,
         addresses::{Addresses, DIALS_MAX, DialResult, SeedState, Strangers},
@@ -19,6 +18,7 @@ use crate::{
         stats::LinkStats,
         ticks::next_tick,
     },
+    member::{Departure, MemberId},
     trust::Credentials,
 };
 

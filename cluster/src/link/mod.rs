@@ -16,9 +16,13 @@ use tollgate_counter::time::Clock;
 use tollgate_net::accept::Acceptor;
 use tracing::{info, warn};
 
-use crate::{ClusterError, Departure, MemberId, Trust, trust::Credentials};
+use crate::{
+    error::ClusterError,
+    member::{Departure, MemberId},
+    trust::{Credentials, Trust},
+};
 
-mod addresses;
+pub(crate) mod addresses;
 mod advertise;
 mod assembly;
 mod connection;
@@ -28,7 +32,7 @@ mod frame;
 pub mod fuzz;
 #[cfg(test)]
 mod laws;
-mod links;
+pub(crate) mod links;
 mod peer;
 mod seeds;
 mod session;

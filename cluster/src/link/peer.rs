@@ -15,7 +15,6 @@ use tollgate_counter::lock::lock;
 use tracing::{error, info};
 
 use crate::{
-    Departure, MemberId,
     link::{
         LinkHandler,
         assembly::AssemblyBudget,
@@ -23,6 +22,7 @@ use crate::{
         session::{HelloOutcome, LinkRole, Session, SessionError},
         stats::LinkStats,
     },
+    member::{Departure, MemberId},
 };
 
 /// The most peers.

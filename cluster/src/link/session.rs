@@ -9,11 +9,11 @@ use std::collections::VecDeque;
 use tokio_util::bytes::{Bytes, BytesMut};
 
 use crate::{
-    MemberId,
     link::{
         assembly::{Assembly, AssemblyBudget},
         frame::{LinkHello, PIECE_BYTES_MAX, Piece, RefusalReason},
     },
+    member::MemberId,
 };
 
 /// The largest batch that is received, in bytes. A batch is larger than a piece only if it is one message with the data

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tollgate_counter::time::Timestamp;
 
-use crate::MemberId;
+use crate::member::MemberId;
 
 /// The interval of the ticks of a link with few peers, and with many. A link writes a heartbeat at each of them. A peer
 /// counts as silent after a second, so one heartbeat may be late by 500 ms.

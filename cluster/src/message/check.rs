@@ -12,7 +12,7 @@ use tollgate_store::{
     divider::{DividerReport, SubscriberId},
 };
 
-use crate::MemberId;
+use crate::member::MemberId;
 
 /// An operation on one counter, for its owner.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

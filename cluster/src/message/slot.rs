@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tollgate_counter::{algorithm::Limit, descriptor::Key, each_apart, time::Timestamp};
 use tollgate_store::{Epoch, Slot, SlotData, divider::SlotDivisions};
 
-use crate::MemberId;
+use crate::member::MemberId;
 
 /// The version of a slot's counters. The larger one is the newer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

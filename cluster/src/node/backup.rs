@@ -6,8 +6,11 @@ use tollgate_counter::time::Timestamp;
 use tollgate_store::{Memory, MemoryReservation, Slot};
 
 use crate::{
-    MemberId,
-    message::{Message, SlotOwner, Version, VersionedSlot},
+    member::MemberId,
+    message::{
+        Message, SlotOwner,
+        slot::{Version, VersionedSlot},
+    },
     node::context::Context,
 };
 
@@ -209,7 +212,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::message::SlotGrants;
+    use crate::message::slot::SlotGrants;
 
     const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 

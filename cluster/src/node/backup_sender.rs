@@ -14,8 +14,12 @@ use tollgate_counter::time::Timestamp;
 use tollgate_store::{Epoch, HoldOutcome, Memory, OwnLimitRefusal, Slot};
 
 use crate::{
-    MemberId,
-    message::{CheckReply, Message, SlotGrants, Version, VersionedSlot},
+    member::MemberId,
+    message::{
+        Message,
+        check::CheckReply,
+        slot::{SlotGrants, Version, VersionedSlot},
+    },
     node::{context::Context, forwarding::OpenCheck},
 };
 

@@ -8,8 +8,11 @@ use tollgate_remote::{Admitted, DecidedBy, LATE_MAX, LocalShare, RemoteOutcome};
 use tollgate_store::{CounterOperation, OperationOutcome, SlotData};
 
 use crate::{
-    MemberId,
-    message::{CheckReply, LeaseReply, Message, RemoteCheck, RemoteOperation},
+    member::MemberId,
+    message::{
+        Message,
+        check::{CheckReply, LeaseReply, RemoteCheck, RemoteOperation},
+    },
     node::{
         context::Context,
         forwarding::{Forward, Forwarding, OpenCheck, Requester},

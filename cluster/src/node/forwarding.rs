@@ -12,8 +12,8 @@ use tollgate_remote::LATE_MAX;
 use tollgate_rules::ForwardPolicy;
 
 use crate::{
-    MemberId,
-    message::{Message, RemoteCheck},
+    member::MemberId,
+    message::{Message, check::RemoteCheck},
     node::{
         context::Context,
         output::{NodeOutput, Ticket},

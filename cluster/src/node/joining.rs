@@ -5,9 +5,9 @@ use std::time::Duration;
 use tollgate_counter::{descriptor::Secret, time::Timestamp};
 
 use crate::{
-    MemberId,
+    member::MemberId,
     message::HashSecret,
-    node::membership::{Membership, PeerMember},
+    node::membership::{Membership, peer::PeerMember},
 };
 
 /// The hash secret, which names the cluster, and what a replica waits for before it serves.

@@ -14,8 +14,8 @@ use tollgate_counter::{
 use tollgate_store::{LimitOrigin, OperationOutcome, OwnTerms};
 
 use crate::{
-    MemberId,
-    message::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement},
+    member::MemberId,
+    message::check::{LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement},
     node::lease_owner::{KEYS_MAX, LEASE_TTL},
     tuning::NodeSettings,
 };

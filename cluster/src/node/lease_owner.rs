@@ -19,8 +19,12 @@ use tollgate_counter::{
 use tollgate_store::{Memory, OperationOutcome, Slot, UsedHits};
 
 use crate::{
-    Departure, MemberId,
-    message::{ChargedHits, LeaseGrant, LeaseReply, LeaseState, Message, RemoteCheck, Settlement},
+    member::{Departure, MemberId},
+    message::{
+        Message,
+        check::{LeaseReply, LeaseState, RemoteCheck, Settlement},
+        slot::{ChargedHits, LeaseGrant},
+    },
     node::{context::Context, output::NodeOutput},
 };
 

@@ -9,7 +9,7 @@ use tollgate_counter::time::Timestamp;
 use tollgate_store::Slot;
 
 use crate::{
-    Departure, MemberId,
+    member::{Departure, MemberId},
     message::{MemberRecord, MemberState, Message},
     node::output::{NodeAction, NodeOutput},
     placement::Placement,
@@ -17,8 +17,8 @@ use crate::{
 };
 
 mod damping;
-mod departures;
-mod peer;
+pub(crate) mod departures;
+pub(crate) mod peer;
 
 pub use departures::MemberDeparture;
 pub(super) use peer::{PeerMember, PeerStatus, status};

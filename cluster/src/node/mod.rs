@@ -17,8 +17,8 @@ use tollgate_rules::ForwardPolicy;
 use tollgate_store::{Epoch, Memory, Slot, StoredSlot, divider::Dividers};
 
 use crate::{
-    Departure, MemberId,
-    message::{MemberState, Message, RemoteCheck, SlotOwner},
+    member::{Departure, MemberId},
+    message::{MemberState, Message, SlotOwner, check::RemoteCheck},
 };
 
 mod backup;
@@ -30,20 +30,19 @@ mod joining;
 mod lease_borrower;
 mod lease_owner;
 mod membership;
-mod output;
+pub(crate) mod output;
 mod ownership;
 mod recovery;
 mod sessions;
 mod slots;
 #[cfg(test)]
 mod tests;
-mod ticks;
-mod view;
+pub(crate) mod ticks;
+pub(crate) mod view;
 
 pub(crate) use crate::tuning::NodeSettings;
 pub use membership::MemberDeparture;
 pub(crate) use output::{NodeAction, NodeStats, Ticket};
-pub(crate) use ticks::{TICK, TICK_IDLE};
 pub use view::{ClusterView, MemberView};
 
 use backup_sender::BackedUp;

@@ -6,7 +6,7 @@ use tollgate_counter::{descriptor::Secret, time::Timestamp};
 use tollgate_remote::RemoteOutcome;
 use tollgate_store::divider::Assignments;
 
-use crate::{MemberId, message::Message};
+use crate::{member::MemberId, message::Message};
 
 /// The most messages that wait for one peer. Beyond that number, checks treat the peer as unreachable.
 const QUEUE_MAX: usize = 65_536;
@@ -201,7 +201,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        message::{SlotGrants, Version, VersionedSlot},
+        message::slot::{SlotGrants, Version, VersionedSlot},
         wire,
     };
 

@@ -13,8 +13,11 @@ use tollgate_counter::time::Timestamp;
 use tollgate_store::{Consumption, Epoch, Memory, Slot, SlotData};
 
 use crate::{
-    MemberId,
-    message::{HandOff, HandOffId, Message, RecoveryOrigin, SlotGrants, SlotOwner, Version, VersionedSlot},
+    member::MemberId,
+    message::{
+        Message, SlotOwner,
+        slot::{HandOff, HandOffId, RecoveryOrigin, SlotGrants, Version, VersionedSlot},
+    },
     node::{context::Context, membership::Membership, output::NodeOutput},
 };
 

@@ -10,8 +10,11 @@ use tollgate_counter::time::{SECOND, Timestamp};
 use tollgate_store::{Epoch, Slot};
 
 use crate::{
-    MemberId,
-    message::{Message, SlotOwner, Version, VersionedSlot},
+    member::MemberId,
+    message::{
+        Message, SlotOwner,
+        slot::{Version, VersionedSlot},
+    },
     node::context::Context,
 };
 

@@ -4,7 +4,7 @@ use tollgate_counter::{descriptor::Secret, time::Timestamp};
 use tollgate_store::StoredSlot;
 
 use crate::{
-    Departure, MemberId,
+    member::{Departure, MemberId},
     message::{Hello, MemberState, Message, SlotOwner},
     node::{ClusterNode, joining::ClusterComparison, membership, output::NodeAction},
 };

@@ -15,10 +15,11 @@ use tollgate_store::{
 };
 
 use crate::{
-    MemberId,
+    member::MemberId,
     message::{
-        CheckReply, Message, RecoveryOrigin, RemoteCheck, RemoteOperation, SlotGrants, SlotOwner, Version,
-        VersionedSlot,
+        Message, SlotOwner,
+        check::{CheckReply, RemoteCheck, RemoteOperation},
+        slot::{RecoveryOrigin, SlotGrants, Version, VersionedSlot},
     },
     node::{
         backup::Backups, backup_sender::BackupSender, context::Context, forwarding::OpenCheck,

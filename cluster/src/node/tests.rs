@@ -3,7 +3,7 @@
 use tollgate_counter::{descriptor::Key, time::Timestamp};
 use tollgate_store::Slot;
 
-use crate::{MemberId, message::Version, node::ClusterNode};
+use crate::{member::MemberId, message::slot::Version, node::ClusterNode};
 
 impl ClusterNode {
     /// The slots whose newest counters may exist only here.

@@ -8,10 +8,10 @@ use tollgate_counter::time::Timestamp;
 use tollgate_store::Epoch;
 
 use crate::{
-    MemberId,
+    member::MemberId,
     message::{MemberRecord, MemberState, SlotOwner},
     node::{
-        membership::{MemberDeparture, Membership, PeerStatus},
+        membership::{Membership, departures::MemberDeparture, peer::PeerStatus},
         slots::Slots,
     },
 };

@@ -11,8 +11,11 @@ use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{CounterOperation, Slot};
 
 use crate::{
-    message::{Message, RemoteCheck, RemoteOperation},
-    node::{ClusterNode, Ticket},
+    message::{
+        Message,
+        check::{RemoteCheck, RemoteOperation},
+    },
+    node::{ClusterNode, output::Ticket},
     sim::{
         Step::{Pass, Settle, Start},
         World,

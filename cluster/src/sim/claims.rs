@@ -7,9 +7,9 @@ use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{CounterOperation, Slot};
 
 use crate::{
-    Departure,
-    message::{RemoteCheck, RemoteOperation},
-    node::{NodeAction, Ticket},
+    member::Departure,
+    message::check::{RemoteCheck, RemoteOperation},
+    node::output::{NodeAction, Ticket},
     sim::{
         Step::{Pass, Settle, Start},
         World,

@@ -12,9 +12,15 @@ use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
 use tollgate_store::{CounterOperation, HoldOutcome, OwnLimitChange, OwnLimitRefusal, OwnTerms};
 
 use crate::{
-    MemberId,
-    message::{Message, RemoteCheck, RemoteOperation},
-    node::{ClusterNode, NodeAction, Ticket},
+    member::MemberId,
+    message::{
+        Message,
+        check::{RemoteCheck, RemoteOperation},
+    },
+    node::{
+        ClusterNode,
+        output::{NodeAction, Ticket},
+    },
     sim::{
         Step::{Drain, Kill, Pass, Settle, Start},
         World,

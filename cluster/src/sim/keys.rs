@@ -11,7 +11,7 @@ use tollgate_counter::{
     time::SECOND,
 };
 
-use crate::MemberId;
+use crate::member::MemberId;
 
 /// Hits that a key with a long period allows.
 pub(super) const LIMIT: u64 = 60;

@@ -8,7 +8,6 @@ use tollgate_counter::time::SECOND;
 use tollgate_store::SLOTS;
 
 use crate::{
-    Tuning,
     link::heartbeat_interval,
     replica::node_settings,
     sim::{
@@ -16,6 +15,7 @@ use crate::{
         World,
         world::{MILLISECOND, Shape},
     },
+    tuning::Tuning,
 };
 
 /// A cluster as it runs, in one network. A message takes up to 5 ms, because the world goes on by such steps.

@@ -10,7 +10,6 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Tuning,
     replica::node_settings,
     sim::{
         Step::{Cut, Pass, Settle, Start},
@@ -18,6 +17,7 @@ use crate::{
         record::Entry,
         world::{MILLISECOND, REGION_DELAY, Shape},
     },
+    tuning::Tuning,
 };
 
 const WINDOW: u64 = 10 * SECOND;

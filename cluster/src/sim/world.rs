@@ -16,8 +16,8 @@ use tollgate_remote::LocalShare;
 use tollgate_store::{Memory, SWEEP_PARTS, SWEEP_ROUND, Slot, StoredSlot};
 
 use crate::{
-    MemberId,
-    node::{ClusterNode, NodeSettings},
+    member::MemberId,
+    node::ClusterNode,
     sim::{
         calls::OpenCall,
         holds::Reservations,
@@ -26,6 +26,7 @@ use crate::{
         record::{Effect, Entry, Fault, Faults, Record, UNSURE_BEFORE},
         world::readiness::{Seen, StrangersAt},
     },
+    tuning::NodeSettings,
 };
 
 pub(super) mod envoys;

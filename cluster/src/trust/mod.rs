@@ -20,7 +20,7 @@ use tollgate_rules::file_watch::{
 };
 use tracing::{error, info, warn};
 
-use crate::ClusterError;
+use crate::error::ClusterError;
 
 mod identity;
 mod secret;

@@ -8,7 +8,7 @@ use jiff::{
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher13;
 
-use crate::time::{SECOND, Timestamp};
+use crate::time::timestamp::{SECOND, Timestamp};
 
 /// Windows that begin at midnight in a time zone. Their lengths differ.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -166,7 +166,11 @@ impl Calendar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{Algorithm, Excess, FixedWindow, Operation, Window, WindowCounter};
+    use crate::algorithm::{
+        Algorithm, Excess, Operation,
+        fixed_window::FixedWindow,
+        window::{Window, WindowCounter},
+    };
 
     const HOUR: u64 = 3_600 * SECOND;
 

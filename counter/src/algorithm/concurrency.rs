@@ -10,10 +10,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogEntry, Operation,
-        SlidingLog, Span, Verdict, forward,
+        Admission, Algorithm, Decision, Excess, Operation, Verdict, forward,
+        held::{ChargePosition, HeldCharge},
+        log_counter::{LogCounter, changes::LogEntry},
+        sliding_log::SlidingLog,
+        window::Span,
     },
-    time::Timestamp,
+    time::timestamp::Timestamp,
 };
 
 /// At most `max_in_flight` places are taken at any time.

@@ -3,8 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 use crate::algorithm::{
-    DebtCounter, DebtReceipt, LogCounter, LogEntry, PenaltyRecord, SlidingCounter, SlidingReceipt,
-    StepCounter, StepReceipt, WindowCounter, WindowReceipt,
+    gcra::{DebtCounter, DebtReceipt},
+    log_counter::{LogCounter, changes::LogEntry},
+    penalty::PenaltyRecord,
+    sliding_window::{SlidingCounter, SlidingReceipt},
+    stepped_bucket::{StepCounter, StepReceipt},
+    window::{WindowCounter, WindowReceipt},
 };
 
 /// The history of one key.

@@ -5,10 +5,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Window, WindowCounter,
-        WindowReceipt,
+        Algorithm, Decision, Excess, Operation,
+        granted::HitRate,
+        held::{ChargePosition, HeldCharge},
+        window::{Window, WindowCounter, WindowReceipt},
     },
-    time::Timestamp,
+    time::timestamp::Timestamp,
 };
 
 /// At most `limit` hits in each window, so at most twice that in any span as long as a window.

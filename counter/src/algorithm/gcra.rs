@@ -10,7 +10,7 @@ use std::{num::NonZeroU64, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::time::Timestamp;
+use crate::time::timestamp::Timestamp;
 
 /// A number of hits in a number of nanoseconds, evenly spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

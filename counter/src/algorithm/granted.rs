@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-use crate::time::SECOND;
+use crate::time::timestamp::SECOND;
 
 /// Windows shorter than this are divided as rates.
 const RATE_WINDOW_NANOS_MAX: u64 = 10 * SECOND;
@@ -78,8 +78,11 @@ impl Granted {
 mod tests {
     use super::*;
     use crate::{
-        algorithm::{Classic, Counter, Excess, Limit, Operation, Rate, TokenBucket, Window},
-        time::Timestamp,
+        algorithm::{
+            Excess, Operation, counter::Counter, fixed_window::Classic, gcra::Rate, limit::Limit,
+            token_bucket::TokenBucket, window::Window,
+        },
+        time::timestamp::Timestamp,
     };
 
     fn bucket(hits: u64, nanos: u64, burst: u64) -> Limit {

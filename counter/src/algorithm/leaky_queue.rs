@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge,
-        Operation, Rate, Verdict, gcra::debt_at_rate,
+        Admission, Algorithm, Decision, Excess, Operation, Verdict,
+        gcra::{DebtCounter, DebtReceipt, Rate, debt_at_rate},
+        held::{ChargePosition, HeldCharge},
     },
-    time::Timestamp,
+    time::timestamp::Timestamp,
 };
 
 /// Hits leave at `rate`. The first leaves at once, at most `burst` more wait.

@@ -7,12 +7,22 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use crate::{
     algorithm::{
-        Admission, Algorithm, Classic, Concurrency, Counter, Decision, Excess, FixedWindow, HitRate,
-        LeakyQueue, Operation, Penalty, PenaltyState, Rate, Receipt, SlidingLog, SlidingWindow,
-        SteppedBucket, TokenBucket, Variant, Verdict, Window, granted::STILL_NANOS, own,
+        Admission, Algorithm, Decision, Excess, Operation, Verdict,
+        concurrency::Concurrency,
+        counter::{Counter, Receipt, Variant, own},
+        fixed_window::{Classic, FixedWindow},
+        gcra::Rate,
+        granted::{HitRate, STILL_NANOS},
+        leaky_queue::LeakyQueue,
+        penalty::{Penalty, PenaltyState},
+        sliding_log::SlidingLog,
+        sliding_window::SlidingWindow,
+        stepped_bucket::SteppedBucket,
+        token_bucket::TokenBucket,
+        window::Window,
     },
     named,
-    time::Timestamp,
+    time::timestamp::Timestamp,
 };
 
 mod held;

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{ChargePosition, HeldCharge},
-    time::Timestamp,
+    algorithm::held::{ChargePosition, HeldCharge},
+    time::timestamp::Timestamp,
 };
 
-mod changes;
+pub(crate) mod changes;
 
 pub use changes::LogEntry;
 use changes::{LogChanges, SinceCopy};

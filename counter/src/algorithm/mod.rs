@@ -6,24 +6,24 @@ use std::{num::NonZeroU32, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::time::{SECOND, Timestamp};
+use crate::time::timestamp::{SECOND, Timestamp};
 
 mod calendar;
 mod concurrency;
-mod counter;
+pub(crate) mod counter;
 mod fixed_window;
-mod gcra;
+pub(crate) mod gcra;
 mod granted;
-mod held;
+pub(crate) mod held;
 mod leaky_queue;
-mod limit;
-mod log_counter;
-mod penalty;
+pub(crate) mod limit;
+pub(crate) mod log_counter;
+pub(crate) mod penalty;
 mod sliding_log;
-mod sliding_window;
-mod stepped_bucket;
+pub(crate) mod sliding_window;
+pub(crate) mod stepped_bucket;
 mod token_bucket;
-mod window;
+pub(crate) mod window;
 
 #[cfg(test)]
 mod examples;
@@ -40,7 +40,6 @@ pub mod laws;
 
 pub use calendar::{Calendar, CalendarUnit};
 pub use concurrency::Concurrency;
-pub(crate) use counter::own;
 pub use counter::{Counter, PenalizedCounter, Receipt, Variant};
 pub use fixed_window::{Classic, Counted, FixedWindow};
 pub use gcra::{DebtCounter, DebtReceipt, Rate};

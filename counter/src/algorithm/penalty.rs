@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::Span, time::Timestamp};
+use crate::{algorithm::window::Span, time::timestamp::Timestamp};
 
 /// When a key is refused whatever its limit has left, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,9 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, ChargePosition, Decision, Excess, HeldCharge, LogCounter, LogEntry, Operation, Span,
+        Algorithm, Decision, Excess, Operation,
+        held::{ChargePosition, HeldCharge},
+        log_counter::{LogCounter, changes::LogEntry},
+        window::Span,
     },
-    time::Timestamp,
+    time::timestamp::Timestamp,
 };
 
 /// The maximum number of entries. Beyond it the two oldest are merged at the later instant, which makes the limit

@@ -9,8 +9,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, Span},
-    time::Timestamp,
+    algorithm::{
+        Algorithm, Decision, Excess, Operation,
+        granted::HitRate,
+        held::{ChargePosition, HeldCharge},
+        window::Span,
+    },
+    time::timestamp::Timestamp,
 };
 
 /// At most `limit` hits by the estimate: the hits of the current window plus the weighted hits of the previous one.

@@ -6,9 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, ChargePosition, Decision, Excess, HeldCharge, HitRate, Operation, granted::STILL_NANOS,
+        Algorithm, Decision, Excess, Operation,
+        granted::{HitRate, STILL_NANOS},
+        held::{ChargePosition, HeldCharge},
     },
-    time::Timestamp,
+    time::timestamp::Timestamp,
 };
 
 /// At most `burst` hits at once, and `amount` more with each `interval` that passes. A partial interval is retained,

@@ -6,10 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Algorithm, ChargePosition, DebtCounter, DebtReceipt, Decision, Excess, HeldCharge, HitRate,
-        Operation, Rate, gcra::debt_at_rate, granted::STILL_NANOS,
+        Algorithm, Decision, Excess, Operation,
+        gcra::{DebtCounter, DebtReceipt, Rate, debt_at_rate},
+        granted::{HitRate, STILL_NANOS},
+        held::{ChargePosition, HeldCharge},
     },
-    time::Timestamp,
+    time::timestamp::Timestamp,
 };
 
 /// At most `burst` hits at once and `rate` in the long run: in any span, at most the burst plus what the rate adds in

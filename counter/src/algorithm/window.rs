@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{algorithm::Calendar, time::Timestamp};
+use crate::{algorithm::calendar::Calendar, time::timestamp::Timestamp};
 
 /// A length of time, from a millisecond to a hundred years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

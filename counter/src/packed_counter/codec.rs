@@ -7,11 +7,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::{
-        Counter, DebtCounter, LOG_ENTRIES_MAX, LogCounter, PenalizedCounter, PenaltyRecord, SlidingCounter,
-        StepCounter, WindowCounter,
+        LOG_ENTRIES_MAX,
+        counter::{Counter, PenalizedCounter},
+        gcra::DebtCounter,
+        log_counter::LogCounter,
+        penalty::PenaltyRecord,
+        sliding_window::SlidingCounter,
+        stepped_bucket::StepCounter,
+        window::WindowCounter,
     },
     packed_counter::layout::{Large, MILLISECOND, Millis, PackedCounter},
-    time::Timestamp,
+    time::timestamp::Timestamp,
 };
 
 // Tags never change their meaning; a new layout gets a new tag.

@@ -3,8 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    algorithm::{Counter, Decision, PenalizedCounter},
-    time::Timestamp,
+    algorithm::{
+        Decision,
+        counter::{Counter, PenalizedCounter},
+    },
+    time::timestamp::Timestamp,
 };
 
 /// Nanoseconds in a millisecond.

@@ -2,10 +2,16 @@
 
 use crate::{
     algorithm::{
-        Algorithm, Counter, DebtCounter, LogCounter, SlidingCounter, StepCounter, WindowCounter, own,
+        Algorithm,
+        counter::{Counter, own},
+        gcra::DebtCounter,
+        log_counter::LogCounter,
+        sliding_window::SlidingCounter,
+        stepped_bucket::StepCounter,
+        window::WindowCounter,
     },
     packed_counter::layout::{ApproxNumber, Millis, PackedCounter, UsedShare},
-    time::Timestamp,
+    time::timestamp::Timestamp,
 };
 
 /// A kind of counter that is packed.

@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    algorithm::{ChargePosition, LogCounter},
-    packed_counter::{Age, PackedCounter, put},
-    time::Timestamp,
+    algorithm::{held::ChargePosition, log_counter::LogCounter},
+    packed_counter::{
+        codec::{Age, put},
+        layout::PackedCounter,
+    },
+    time::timestamp::Timestamp,
 };
 
 impl PackedCounter {

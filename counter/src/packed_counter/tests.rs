@@ -6,7 +6,7 @@ use super::{
     layout::{MILLISECOND, Millis},
     *,
 };
-use crate::{algorithm::laws::any_limit, time::SECOND};
+use crate::{algorithm::laws::any_limit, time::timestamp::SECOND};
 
 proptest! {
     #[test]

@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 
 use crate::{
     resilience::ids::{AllIds, IdAccount, IdRecord},
-    time::{Clock, Timestamp},
+    time::{Clock, timestamp::Timestamp},
 };
 
 /// The most names and networks with accounts of their own. All others share one.
@@ -186,7 +186,7 @@ impl SharedUse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::time::SECOND;
+    use crate::time::timestamp::SECOND;
 
     const NOW: Timestamp = Timestamp::from_nanos(SECOND);
 

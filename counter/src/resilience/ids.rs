@@ -10,7 +10,7 @@ use std::{
 
 use rustc_hash::FxHashMap;
 
-use crate::time::Timestamp;
+use crate::time::timestamp::Timestamp;
 
 /// An id and the memory that it takes.
 #[derive(Clone, Copy, Debug)]
@@ -129,7 +129,7 @@ impl Ids {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::time::SECOND;
+    use crate::time::timestamp::SECOND;
 
     const NOW: Timestamp = Timestamp::from_nanos(SECOND);
     const PLENTY: usize = 1_000_000;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::time::Timestamp;
+use crate::time::timestamp::Timestamp;
 
 mod caller;
 mod ids;

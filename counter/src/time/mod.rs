@@ -11,7 +11,7 @@ use std::{
 mod clock_mapping;
 mod monotonic;
 mod system_clock;
-mod timestamp;
+pub(crate) mod timestamp;
 
 pub use clock_mapping::LEAD_MAX;
 use monotonic::Monotonic;

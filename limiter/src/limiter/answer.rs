@@ -11,8 +11,8 @@ use tollgate_rules::{DisplayedLimit, Rule, Unit};
 use tollgate_store::{CheckDecision, CheckRole, OwnTerms, Refusal};
 
 use crate::limiter::{
-    Override,
     check_set::{AppliedLimit, CheckSet, LimitFrom, LookedUp, Modes},
+    request::Override,
 };
 
 /// The answer to a request.
@@ -175,7 +175,7 @@ impl<'s> Status<'s> {
 
 /// Whether the decisions refuse the request. `deciding` assigns each decision to a descriptor.
 #[inline(always)]
-pub fn refuses<R>(
+pub(super) fn refuses<R>(
     modes: Modes,
     applied: &[AppliedLimit<'_>],
     deciding: &[usize],

@@ -14,7 +14,7 @@ use tollgate_rules::{
 };
 use tollgate_store::{Check, CheckRole, Checks, LimitOrigin, OnRefusal, OwnTerms};
 
-use crate::limiter::{Descriptor, Override, Request, request::Charging};
+use crate::limiter::request::{Charging, Descriptor, Override, Request};
 
 /// Modes that apply to all rules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

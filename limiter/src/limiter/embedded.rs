@@ -13,8 +13,10 @@ use tollgate_rules::{ActiveRules, Problems, Rules};
 use tollgate_store::{HoldId, HoldTerms, Memory, OnExpiry, OnFull, Settled};
 
 use crate::limiter::{
-    AnswerOf, Descriptor, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError, Request, RequestError,
-    Status,
+    Limiter,
+    answer::{AnswerOf, LimiterError, Status},
+    hold::{HeldAnswer, HoldError, HoldRequest},
+    request::{Descriptor, Request, RequestError},
 };
 
 /// The memory of the counters of an embedded limiter: 256 MiB, about four million counters.

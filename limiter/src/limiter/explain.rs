@@ -15,10 +15,11 @@ use tollgate_store::{
 };
 
 use crate::limiter::{
-    ActiveView, Answer, Descriptor, LimiterError, Request, Status, answer,
+    ActiveView,
+    answer::{self, Answer, LimiterError, Status},
     check_set::{AppliedLimit, CheckSet, applied_limits, drop_replaced},
     limit_source::CacheHits,
-    request::Charging,
+    request::{Charging, Descriptor, Request},
 };
 
 /// Whose limits of their own are listed. A shared store lists all.

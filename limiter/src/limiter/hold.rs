@@ -6,8 +6,9 @@ use tollgate_remote::RemoteHoldError;
 use tollgate_store::{HoldId, HoldTerms, HoldTtlOutOfBounds, Settled};
 
 use crate::limiter::{
-    Answer, LimiterError, Request, RequestError, Status,
+    answer::{Answer, LimiterError, Status},
     check_set::{AppliedLimit, CheckSet},
+    request::{Request, RequestError},
 };
 
 /// Why a reservation is not made or settled. Nothing was reserved.

@@ -17,7 +17,7 @@ use {
     tollgate_rules::Match,
 };
 
-use crate::limiter::{Request, check_set::AppliedLimit};
+use crate::limiter::{check_set::AppliedLimit, request::Request};
 #[cfg(feature = "limits")]
 use crate::limiter::{
     check_set::LimitFrom,

@@ -9,8 +9,10 @@ use tollgate_rules::{DecisionStats, Domain, KeyedDomain, Match, RuleEvent};
 use tollgate_store::{Check, CheckDecision};
 
 use crate::limiter::{
-    Answer, Descriptor, Examples, Request, Status,
+    answer::{Answer, Status},
     check_set::{AppliedLimit, CheckSet, LimitFrom},
+    examples::Examples,
+    request::{Descriptor, Request},
 };
 
 /// Metrics of the limiter other than those of each rule.

@@ -17,18 +17,18 @@ use {
     tollgate_rules::Match,
 };
 
-mod answer;
+pub(crate) mod answer;
 mod bounds;
 mod check_set;
-mod embedded;
+pub(crate) mod embedded;
 mod examples;
 mod explain;
-mod hold;
+pub(crate) mod hold;
 #[cfg(feature = "limits")]
 mod limit_cache;
 mod limit_source;
 mod metrics;
-mod plan;
+pub(crate) mod plan;
 mod prepared;
 mod request;
 mod reserve;
@@ -38,9 +38,9 @@ pub use answer::LimiterError;
 pub use answer::{Answer, AnswerOf, Status};
 pub use bounds::{CallSize, RequestBounds, TooLarge};
 pub use check_set::{LimitFrom, Modes};
-pub use embedded::{CheckError, Checked, Reservation};
 #[cfg(feature = "redis")]
-pub(crate) use embedded::{each_entry, request};
+pub(crate) use embedded::request;
+pub use embedded::{CheckError, Checked, Reservation};
 pub use examples::{Example, Examples};
 pub use explain::{CheckExplanation, CounterRef, DescriptorExplanation, Explanation, NoCounter, OwnLimitsOf};
 pub use hold::{HeldAnswer, HoldError, HoldRequest};

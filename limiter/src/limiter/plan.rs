@@ -12,10 +12,12 @@ use tollgate_rules::{KeyedRules, MatchPosition};
 use tollgate_store::{CheckDecision, Checks, CounterOutcomes, Refusal, UnknownId};
 
 use crate::limiter::{
-    ActiveView, HeldAnswer, HoldError, HoldRequest, Limiter, LimiterError, Override, Request, answer,
+    ActiveView, Limiter,
+    answer::{self, LimiterError},
     check_set::{AppliedLimit, CheckSet, LookedUp, RequestLimit, applied_limits},
+    hold::{HeldAnswer, HoldError, HoldRequest},
     limit_source::{CacheHits, PendingLimits},
-    request::{Charging, OwnedRequest},
+    request::{Charging, Override, OwnedRequest, Request},
 };
 
 /// A request whose counters are elsewhere: the view by which it is decided, and what is asked of each counter. It borrows

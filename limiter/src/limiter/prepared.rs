@@ -11,7 +11,10 @@ use tollgate_rules::{KeyedRules, Match, OpenMatch};
 use tollgate_store::{Check, LimitOrigin, OnRefusal};
 
 use crate::limiter::{
-    CheckError, Checked, Limiter, LimiterError, Status, answer::SingleAnswer, check_set::role_of,
+    Limiter,
+    answer::{LimiterError, SingleAnswer, Status},
+    check_set::role_of,
+    embedded::{CheckError, Checked},
     metrics::CheckOutcome,
 };
 
@@ -176,7 +179,7 @@ impl<const OPEN: usize> DescriptorText<OPEN> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::RequestError;
+    use crate::limiter::request::RequestError;
 
     const RULES: &str = "
 domain: shop

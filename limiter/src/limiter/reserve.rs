@@ -9,10 +9,13 @@ use tollgate_rules::KeyedDomain;
 use tollgate_store::{CheckDecision, Checks, CounterOutcomes, HoldTerms, Refusal, UnknownId};
 
 use crate::limiter::{
-    ActiveView, AnswerOrPlan, HeldAnswer, HoldError, HoldRequest, LimiterError, Plan, Request, answer,
+    ActiveView,
+    answer::{self, LimiterError},
     check_set::{AppliedLimit, CheckSet, applied_limits},
+    hold::{HeldAnswer, HoldError, HoldRequest},
     limit_source::CacheHits,
-    plan::RemoteCaller,
+    plan::{AnswerOrPlan, Plan, RemoteCaller},
+    request::Request,
 };
 
 impl ActiveView<'_> {

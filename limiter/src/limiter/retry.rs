@@ -4,7 +4,11 @@ use std::{borrow::Cow, time::Duration};
 
 use tollgate_counter::algorithm::Limit;
 
-use crate::limiter::{Answer, Descriptor, Modes, Request, Status};
+use crate::limiter::{
+    answer::{Answer, Status},
+    check_set::Modes,
+    request::{Descriptor, Request},
+};
 
 /// When a request would pass if it were sent again and nothing else happened. The order is that of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

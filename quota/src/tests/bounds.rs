@@ -7,7 +7,7 @@ use prost::Message as _;
 use super::{RULES, SETTINGS, Told, World, reports, told, usage};
 use tollgate_wire::proto::envoy::service::rate_limit_quota::v3::RateLimitQuotaUsageReports;
 
-use crate::{QuotaSettings, QuotaStream};
+use crate::{settings::QuotaSettings, stream::QuotaStream};
 
 #[test]
 fn caller_takes_its_share_of_memory_and_leaves_others_theirs() {

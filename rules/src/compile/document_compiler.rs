@@ -6,16 +6,19 @@ use rustc_hash::FxHashSet;
 use tollgate_counter::{algorithm::Limit, printable::escaped};
 
 use crate::{
-    Allowance, DESCRIPTORS_MAX, GroupedKey, OnOwnerUnavailable, OwnBounds, Problems, Rule, RuleOptions,
-    Trial,
-    diagnostics::{Diagnostics, Location, RuleOrigin},
+    OnOwnerUnavailable,
+    diagnostics::{Diagnostics, Location, Problems, RuleOrigin},
     file::DescriptorDraft,
+    group::GroupedKey,
     key_values::{KeyValues, LimitDraft},
-    limit::{self, RuleTerms},
+    limit::{self, terms::RuleTerms},
     overlay::{MatchingRules, Overlay, OverlayRule},
+    own::OwnBounds,
     pattern::Pattern,
     prefix_tree::{MatchKind, TreeLevel, TreeNode, composite},
     quotas,
+    rule::{Allowance, Rule, RuleOptions},
+    rule_set::{DESCRIPTORS_MAX, Trial},
     yaml::{self, Located, quote},
 };
 

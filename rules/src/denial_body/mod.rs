@@ -6,11 +6,11 @@ use crate::{
         text::{Escaping, TemplateText},
     },
     diagnostics::Diagnostics,
-    yaml::{Located, Mark, Resolved, YamlNode, YamlPair, YamlValue, quote},
+    yaml::{Located, Mark, YamlNode, YamlPair, YamlValue, quote, scalar::Resolved},
 };
 
-mod template;
-mod text;
+pub(crate) mod template;
+pub(crate) mod text;
 
 pub use template::DenialBody;
 pub use template::DenialTemplate;

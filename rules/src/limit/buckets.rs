@@ -8,12 +8,13 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Allowance, DisplayedLimit,
     key_values::LimitDraft,
     limit::{
-        RuleTerms, period,
-        terms::{AtRate, debt, excess, number},
+        period,
+        terms::{AtRate, RuleTerms, debt, excess, number},
     },
+    rule::Allowance,
+    unit::DisplayedLimit,
     yaml::{Located, Mark},
 };
 

@@ -3,9 +3,10 @@
 use tollgate_counter::algorithm::{Admission, AlgorithmName, Limit};
 
 use crate::{
-    Allowance, DisplayedLimit,
     key_values::{GivenKey, LimitDraft},
     keys::{self, AppliesTo},
+    rule::Allowance,
+    unit::DisplayedLimit,
     yaml::{Located, quote},
 };
 
@@ -13,14 +14,13 @@ mod buckets;
 mod own;
 mod penalty;
 mod period;
-mod terms;
-mod value;
+pub(crate) mod terms;
+pub(crate) mod value;
 mod windows;
 
 pub(crate) use own::own_bounds;
 pub(crate) use terms::RuleTerms;
 pub use value::algorithm_keys;
-pub(crate) use value::time_text;
 
 use terms::{LimitAtRate, at_rate};
 

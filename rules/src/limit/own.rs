@@ -5,11 +5,11 @@ use std::sync::Arc;
 use tollgate_counter::algorithm::Limit;
 
 use crate::{
-    Allowance, OwnBounds, OwnNumbers, Problems,
-    diagnostics::{Diagnostics, RuleOrigin},
+    diagnostics::{Diagnostics, Problems, RuleOrigin},
     key_values::{KeyValues, LimitDraft},
     limit,
-    own::StoredTerms,
+    own::{OwnBounds, OwnNumbers, StoredTerms},
+    rule::Allowance,
 };
 
 /// The bounds of the numbers that keys of a rule may have, whose limit is `limit`. Problems are reported.

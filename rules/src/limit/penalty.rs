@@ -5,9 +5,13 @@ use std::time::Duration;
 use tollgate_counter::algorithm::{Limit, Penalized, Penalty, Span};
 
 use crate::{
-    Allowance,
     key_values::LimitDraft,
-    limit::{RuleTerms, period, terms::number, time_text},
+    limit::{
+        period,
+        terms::{RuleTerms, number},
+        value::time_text,
+    },
+    rule::Allowance,
 };
 
 /// The bounds of `after` and `factor`.

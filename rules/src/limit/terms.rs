@@ -2,7 +2,9 @@
 
 use tollgate_counter::algorithm::{Excess, Limit};
 
-use crate::{Allowance, DisplayedLimit, key_values::LimitDraft, limit::period::Period, yaml::Located};
+use crate::{
+    key_values::LimitDraft, limit::period::Period, rule::Allowance, unit::DisplayedLimit, yaml::Located,
+};
 
 /// What a rule allows, and the limit that responses display.
 pub(crate) struct RuleTerms {

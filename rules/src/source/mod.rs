@@ -12,10 +12,10 @@ use std::{
 use tollgate_counter::files;
 
 use crate::{
-    Problems, RuleInput, Rules, Trial,
     compile::{compile_all, compile_with},
-    contents::Contents,
-    diagnostics::{Location, Problem, RuleOrigin},
+    contents::{Contents, RuleInput},
+    diagnostics::{Location, Problem, Problems, RuleOrigin},
+    rule_set::{Rules, Trial},
     yaml,
 };
 

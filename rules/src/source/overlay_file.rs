@@ -7,8 +7,8 @@ use tollgate_counter::files;
 use tracing::{error, info};
 
 use crate::{
-    ActiveRules, Problems,
-    diagnostics::{Location, Problem, RuleOrigin},
+    active_rules::ActiveRules,
+    diagnostics::{Location, Problem, Problems, RuleOrigin},
     file_watch::{FileComparison, FileWatch, WatchedFiles, read_blocking},
     overlay::Overlay,
     source::file_events::FileEvents,

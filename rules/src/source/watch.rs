@@ -14,10 +14,10 @@ use tollgate_counter::time::Clock;
 use tracing::warn;
 
 use crate::{
-    ActiveRules, Problems,
-    active_rules::PreparedRules,
+    active_rules::{ActiveRules, PreparedRules},
     background::run_in_background,
     contents::Contents,
+    diagnostics::Problems,
     file_watch::{FileComparison, FileWatch, WatchedFiles},
     loader::RuleLoader,
     source::{self, FileSettings, file_events::FileEvents},

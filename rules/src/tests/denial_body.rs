@@ -7,9 +7,16 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{problems, rules, sources};
 use crate::{
-    DenialBody, DenialTemplate, DenialValues, Overlay, Problems, Rules, Unit, Variable,
+    Unit, Variable,
     compile::{self, compile_all},
     contents::Contents,
+    denial_body::{
+        template::{DenialBody, DenialTemplate},
+        text::DenialValues,
+    },
+    diagnostics::Problems,
+    overlay::Overlay,
+    rule_set::Rules,
 };
 
 /// A file with one rule and this body of the domain and of the rule, which are on lines 2 and 5.

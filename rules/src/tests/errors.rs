@@ -3,7 +3,13 @@
 use proptest::prelude::*;
 
 use super::{problems, rules};
-use crate::{Problems, RuleInput, RuleOrigin, Rules, compile, diagnostics::Diagnostics, yaml};
+use crate::{
+    compile,
+    contents::RuleInput,
+    diagnostics::{Diagnostics, Problems, RuleOrigin},
+    rule_set::Rules,
+    yaml,
+};
 
 #[test]
 fn suggestion_is_written_for_kept_problems_only() {

@@ -10,8 +10,14 @@ use super::{
     problems, with,
 };
 use crate::{
-    KeyedRules, NetworkGroup, Problems, Rules, address, compile::compile_all, contents::Contents, network,
-    network_of, overlay::Overlay,
+    compile::compile_all,
+    contents::Contents,
+    diagnostics::Problems,
+    group::NetworkGroup,
+    keyed_rules::KeyedRules,
+    network::{self, address, network_of},
+    overlay::Overlay,
+    rule_set::Rules,
 };
 
 #[test]

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::{SECRET, keyed, path, with};
 use tollgate_counter::descriptor::{Entry, Key, Secret};
 
-use crate::{Allowance, KeyedRules};
+use crate::{keyed_rules::KeyedRules, rule::Allowance};
 
 const LIMIT: &str = "rate_limit: {unit: day, requests_per_unit: 1}";
 

@@ -13,8 +13,11 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Allowance, DisplayedLimit, Domain, OnDenied, OnOwnerUnavailable, Rule, RuleOptions, Rules, Unit,
+    OnDenied, OnOwnerUnavailable, Unit,
     prefix_tree::TreeNode,
+    rule::{Allowance, Rule, RuleOptions},
+    rule_set::{Domain, Rules},
+    unit::DisplayedLimit,
 };
 
 fn only_rule(text: &str) -> Rule {

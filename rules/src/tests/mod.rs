@@ -1,6 +1,11 @@
 use tollgate_counter::descriptor::{Entry, Secret};
 
-use crate::{KeyedRules, Match, RuleInput, Rules, compile};
+use crate::{
+    compile,
+    contents::RuleInput,
+    keyed_rules::{KeyedRules, Match},
+    rule_set::Rules,
+};
 
 mod denial_body;
 mod documented;

@@ -11,7 +11,13 @@ use super::{SECRET, keyed, path, problems, rules, with};
 use tollgate_counter::descriptor::{Entry, Key};
 
 use crate::{
-    Allowance, Documents, KeyedRules, ResourceLocation, RuleInput, RuleOrigin, compile, network_of, yaml,
+    compile,
+    contents::{Documents, RuleInput},
+    diagnostics::{ResourceLocation, RuleOrigin},
+    keyed_rules::KeyedRules,
+    network::network_of,
+    rule::Allowance,
+    yaml,
 };
 
 const LIMIT: &str = "rate_limit: {unit: day, requests_per_unit: 1}";

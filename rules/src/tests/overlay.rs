@@ -3,8 +3,13 @@
 use tollgate_counter::algorithm::AlgorithmName;
 
 use crate::{
-    Allowance, OnDenied, OnOwnerUnavailable, Problems, Rule, RuleInput, Rules, compile::compile_all,
-    contents::Contents, overlay::Overlay,
+    OnDenied, OnOwnerUnavailable,
+    compile::compile_all,
+    contents::{Contents, RuleInput},
+    diagnostics::Problems,
+    overlay::Overlay,
+    rule::{Allowance, Rule},
+    rule_set::Rules,
 };
 
 const TREE: &str = "

@@ -3,7 +3,7 @@
 use super::{problems, rules};
 use tollgate_counter::algorithm::{AlgorithmName, Limit, Penalty, Span};
 
-use crate::{Domain, algorithm_keys};
+use crate::{limit::value::algorithm_keys, rule_set::Domain};
 
 const RULE: &str = "unit: minute, requests_per_unit: 5";
 

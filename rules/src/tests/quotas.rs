@@ -5,7 +5,13 @@ use std::num::NonZeroU32;
 use super::{keyed, problems, rules, with};
 use tollgate_counter::algorithm::QuotaTerms;
 
-use crate::{Domain, Overlay, Problems, RuleInput, Rules, compile::compile_all, contents::Contents};
+use crate::{
+    compile::compile_all,
+    contents::{Contents, RuleInput},
+    diagnostics::Problems,
+    overlay::Overlay,
+    rule_set::{Domain, Rules},
+};
 
 /// A rule of zones that share a counter; the text begins at line 4, column 3.
 fn zones(limit: &str, quotas: &str) -> String {

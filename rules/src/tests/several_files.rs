@@ -1,7 +1,7 @@
 use super::{SECRET, keyed, problems, rules, sources};
 use tollgate_counter::descriptor::Entry;
 
-use crate::{KeyedRules, OnDenied, compile};
+use crate::{OnDenied, compile, keyed_rules::KeyedRules};
 
 const A: &str = "domain: d\ndescriptors: [{key: a, value: '*', rate_limit: {unlimited: true}}]\n";
 const B: &str = "domain: d\ndescriptors: [{key: a, value: 'x*', rate_limit: {unlimited: true}}]\n";

@@ -10,7 +10,7 @@ use serde_json::{Map, Number, Value as Json};
 use tollgate_counter::printable;
 
 mod load;
-mod scalar;
+pub(crate) mod scalar;
 
 pub use load::{BYTES_MAX, PROBLEMS_MAX, load};
 pub use scalar::Resolved;

@@ -34,7 +34,7 @@ use crate::url::{
     fetch::fetch,
 };
 
-mod address;
+pub(crate) mod address;
 mod copy;
 mod fetch;
 #[cfg(any(test, fuzzing, feature = "testing"))]

@@ -11,8 +11,8 @@ use tollgate_telemetry::logs::UNLIMITED;
 use tracing::warn;
 
 use crate::api::admin::{
-    AdminState, format,
-    format::{AdminError, ClientAddress},
+    format::{self, AdminError, ClientAddress},
+    state::AdminState,
 };
 
 /// The query for a member: `?member=ID`.

@@ -20,11 +20,11 @@ use tollgate_telemetry::logs::UNLIMITED;
 use tracing::info;
 
 use crate::api::{
-    Error,
     admin::{
-        AdminState, format,
-        format::{AdminError, ClientAddress},
+        format::{self, AdminError, ClientAddress},
+        state::AdminState,
     },
+    error::Error,
 };
 
 /// Maximum number of keys in `/top`.

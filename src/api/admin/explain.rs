@@ -29,10 +29,14 @@ use tollgate_wire::{
 };
 
 use crate::api::{
-    Error,
-    admin::{AdminState, counters, format, format::AdminError},
+    admin::{
+        counters,
+        format::{self, AdminError},
+        state::AdminState,
+    },
     call::Method,
     denial_body::When,
+    error::Error,
     rls,
 };
 

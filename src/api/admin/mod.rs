@@ -14,7 +14,7 @@ use tracing::warn;
 
 use crate::api::cross_site::{CrossSiteGuard, loopback, refuse_cross_site, same_origin};
 
-mod alerts;
+pub(crate) mod alerts;
 mod cluster;
 mod counters;
 mod doctor;
@@ -23,8 +23,8 @@ pub(crate) mod format;
 pub mod page;
 mod record;
 mod rules;
-mod state;
-mod token;
+pub(crate) mod state;
+pub(crate) mod token;
 
 pub use alerts::{AlertHistory, MetricReader, MetricValues};
 pub use state::{AdminState, Certificates, EffectiveSetting, Readiness, SettingOrigin};

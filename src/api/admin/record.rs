@@ -22,8 +22,8 @@ use tracing::warn;
 
 use crate::api::{
     admin::{
-        AdminState,
         format::{AdminError, ClientAddress},
+        state::AdminState,
     },
     recorder::{RecordError, RecordedValues},
 };

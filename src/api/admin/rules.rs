@@ -16,7 +16,10 @@ use tollgate_rules::{
 };
 use tollgate_sources::RuleSource;
 
-use crate::api::admin::{AdminState, format, format::AdminError};
+use crate::api::admin::{
+    format::{self, AdminError},
+    state::AdminState,
+};
 
 /// The maximum number of listed rules.
 const LISTED_MAX: usize = 500;

@@ -15,9 +15,9 @@ use tollgate_store::Memory;
 use tollgate_telemetry::logs::LogControl;
 
 use crate::api::{
-    Api,
     admin::alerts::{AlertHistory, MetricReader},
     reader::RequestReader,
+    service::Api,
 };
 
 /// The state that the admin handlers share.

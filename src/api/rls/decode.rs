@@ -7,8 +7,8 @@ use tollgate_limiter::limiter::{self, RequestBounds};
 use tollgate_wire::protobuf::{FieldValue, MalformedMessage, MessageFields};
 
 use crate::api::{
-    Error,
     descriptors::{DecodedDescriptor, Descriptors},
+    error::Error,
 };
 
 /// A decoded request.

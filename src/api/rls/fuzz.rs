@@ -25,9 +25,10 @@ use tollgate_wire::proto::envoy::{
 };
 
 use crate::api::{
-    Api, ApiSettings, Error,
     call::{ApiKind, Call, CallReply, Handled, Method, timeout_from_headers},
+    error::Error,
     fuzz::{NOW, active_rules, api, api_of, headers_and_rest, runtime},
+    service::{Api, ApiSettings},
 };
 
 /// The longest time that a test waits for replicas.

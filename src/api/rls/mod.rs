@@ -5,9 +5,10 @@ use tollgate_limiter::limiter::{ActiveView, Answer, AnswerOrPlan, Plan, Request,
 use tollgate_wire::proto::envoy::config::core::v3::HeaderValue;
 
 use crate::api::{
-    Api, Error,
     call::{Call, CallReply, Handled, ResetPrecision},
     denial_body::{Body, When},
+    error::Error,
+    service::Api,
     span::CallSpan,
 };
 

@@ -24,7 +24,11 @@ use tollgate_wire::{
     protobuf::FRAME_PREFIX_BYTES,
 };
 
-use crate::api::{ApiKind, ApiSettings, Handled, Method, ResetPrecision};
+use crate::api::{
+    ApiKind,
+    call::{Handled, Method, ResetPrecision},
+    service::ApiSettings,
+};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_040_123_456_789);
 

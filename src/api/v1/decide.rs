@@ -9,9 +9,10 @@ use tollgate_limiter::limiter::{self, ActiveView, Answer, AnswerOrPlan, HoldRequ
 use tollgate_wire::{proto::tollgate::v1::check_request::Mode, protobuf::FRAME_PREFIX_BYTES};
 
 use crate::api::{
-    Api, Error,
     call::{Handled, Verb},
     denial_body::When,
+    error::Error,
+    service::Api,
     v1::{
         decode::{DecodedRequest, EncodedRequests, MALFORMED_REQUEST},
         encode,

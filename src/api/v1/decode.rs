@@ -13,9 +13,9 @@ use tollgate_wire::{
 };
 
 use crate::api::{
-    Error,
     call::Verb,
     descriptors::{DecodedDescriptor, Descriptors},
+    error::Error,
 };
 
 /// The text of the error of a message that is not a request of a call.

@@ -10,7 +10,7 @@ use tollgate_wire::{
     protobuf::{begin, nested, number, text_field},
 };
 
-use crate::api::{Error, denial_body::When, descriptors::unit_number};
+use crate::api::{denial_body::When, descriptors::unit_number, error::Error};
 
 /// Appends the answer to the request with this id, which has these descriptors of those that were decided together.
 #[inline]

@@ -13,9 +13,10 @@ use tollgate_wire::{
 };
 
 use crate::api::{
-    Api, Error,
     call::{ApiKind, Call, CallReply, Handled, HoldVerb, Method, ResetPrecision, Verb},
+    error::Error,
     fuzz::api,
+    service::Api,
     v1::stream::CREDITS,
 };
 

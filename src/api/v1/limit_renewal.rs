@@ -15,8 +15,8 @@ use tollgate_store::{OwnLimitChange, OwnLimitState, OwnTerms};
 use tracing::{info, warn};
 
 use crate::api::{
-    Api,
     metrics::OwnLimitResult,
+    service::Api,
     v1::{
         own_limits::{ASKED_AT_ONCE, OwnLimitRecord, PAGE_MAX, millis},
         reset::unescaped,

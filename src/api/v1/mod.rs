@@ -3,18 +3,14 @@
 //! Requests of a call that are decided each by itself are decoded, decided and encoded one after the other. Those with
 //! counters elsewhere are planned, and their counters are asked together.
 
-mod decide;
+pub(crate) mod decide;
 mod decode;
 mod encode;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod limit_renewal;
 mod own_limits;
-mod reservations;
+pub(crate) mod reservations;
 mod reset;
-mod reset_access;
+pub(crate) mod reset_access;
 pub mod stream;
-
-pub(super) use decide::PlannedCheck;
-pub(super) use reservations::PlannedHold;
-pub(crate) use reset_access::ResetAccess;

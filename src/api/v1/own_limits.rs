@@ -22,10 +22,11 @@ use tonic::Code;
 use tracing::info;
 
 use crate::api::{
-    Api, Error,
     call::CallReply,
     descriptors::{unit, unit_number},
+    error::Error,
     metrics::OwnLimitResult,
+    service::Api,
     v1::{decode::decode_descriptors, reset::unescaped},
 };
 

@@ -13,9 +13,10 @@ use tollgate_wire::{
 };
 
 use crate::api::{
-    Api, Error,
     call::{Call, CallReply, Handled, HoldVerb},
     descriptors::Descriptors,
+    error::Error,
+    service::Api,
     v1::{
         decide::AnsweredPart,
         decode::{decode_descriptors, duration},

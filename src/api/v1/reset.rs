@@ -14,9 +14,9 @@ use tonic::Code;
 use tracing::info;
 
 use crate::api::{
-    Api, Error,
     call::{CallReply, OperatorVerb},
-    error::AccessError,
+    error::{AccessError, Error},
+    service::Api,
     v1::decode::decode_descriptors,
 };
 

@@ -9,7 +9,7 @@ use tokio::{
 };
 use tracing::warn;
 
-use crate::api::{admin::Token, error::AccessError};
+use crate::api::{admin::token::Token, error::AccessError};
 
 /// The time that a wrong token keeps its permit to be compared.
 const PAUSE: Duration = Duration::from_secs(1);

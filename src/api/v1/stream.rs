@@ -9,9 +9,11 @@ use tollgate_wire::protobuf::{
 };
 
 use crate::api::{
-    Api, ApiKind, Error,
+    ApiKind,
     call::{CallReply, Handled, Verb},
-    v1::{PlannedCheck, decode::duration},
+    error::Error,
+    service::Api,
+    v1::{decide::PlannedCheck, decode::duration},
 };
 
 /// The questions of a stream that may be unanswered at a time.

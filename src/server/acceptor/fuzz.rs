@@ -15,13 +15,13 @@ use tollgate_counter::{resilience::CallerRegistry, time::Clock};
 use crate::{
     api::fuzz::{api, runtime},
     server::{
-        Phase,
         acceptor::{Alpn, ConnectionContext, Limits, ListenerTerms, Protocols},
         budgets::Budgets,
         components::grpc_routes,
+        lifecycle::Phase,
         services::Services,
     },
-    settings::{self, Setting, Settings, SettingsSources},
+    settings::{self, Settings, sources::SettingsSources, value_type::Setting},
 };
 
 /// Longer than the timeout of every step of a call, and than the age of a connection.

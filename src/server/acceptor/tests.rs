@@ -29,7 +29,7 @@ use tollgate_wire::proto::envoy::{
 };
 
 use crate::{
-    api::Api,
+    api::service::Api,
     server::{budgets::Budgets, listen::Socket},
     settings::Settings,
 };

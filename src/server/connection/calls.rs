@@ -23,7 +23,10 @@ use tracing::debug;
 
 use crate::{
     api::{
-        ApiKind, Call, CallReply, Error, Handled, Method, ReadBatch, WaitingCall, call::CHECK_STREAM_PATH,
+        ApiKind,
+        call::{CHECK_STREAM_PATH, Call, CallReply, Handled, Method},
+        error::Error,
+        handle::{ReadBatch, WaitingCall},
     },
     server::{
         body::{self, GRPC_CONTENT_TYPE, ok_trailers},

@@ -14,12 +14,12 @@ use tollgate_telemetry::metrics::{self, Metric, Page, Row};
 
 use crate::api::{
     self,
-    admin::{MetricReader, MetricValues},
+    admin::alerts::{MetricReader, MetricValues},
 };
 
 mod cluster;
 mod optional;
-mod replica;
+pub(crate) mod replica;
 
 pub(super) use replica::MetricsSources;
 
@@ -108,7 +108,7 @@ mod tests {
     use tollgate_telemetry::{logs::LogControl, metrics::MetricKind};
 
     use crate::{
-        server::{ServerStats, budgets::Budgets},
+        server::{budgets::Budgets, stats::ServerStats},
         settings::Settings,
     };
 

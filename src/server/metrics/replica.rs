@@ -19,7 +19,10 @@ use tollgate_telemetry::{
 
 use crate::{
     api,
-    server::{ListenerStats, ServerStats, budgets::Budgets},
+    server::{
+        budgets::Budgets,
+        stats::{ListenerStats, ServerStats},
+    },
 };
 
 /// What the page reports. Metrics of a cluster, a shared store or a source of rules are included if there is one.

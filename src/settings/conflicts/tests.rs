@@ -112,7 +112,7 @@ mod rules {
 
 mod shared_counters {
     use super::*;
-    use crate::settings::SettingsSources;
+    use crate::settings::sources::SettingsSources;
 
     const REDIS_KIND: (&str, &str) = ("store.kind", "redis");
     const URL: (&str, &str) = ("store.redis.urls", "redis://redis:6379");

@@ -5,7 +5,11 @@ use tollgate_shared_store::PasswordSource;
 use super::*;
 use tollgate_sources::SourceSettings;
 
-use crate::settings::{Setting, Settings, SettingsError, SettingsSources};
+use crate::settings::{
+    Settings,
+    sources::{SettingsError, SettingsSources},
+    value_type::Setting,
+};
 
 fn load(variables: &[(&str, &str)]) -> Result<Settings, SettingsError> {
     let environment =

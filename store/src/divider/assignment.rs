@@ -8,7 +8,7 @@ use tollgate_counter::{
     time::{SECOND, Timestamp},
 };
 
-use crate::{SubscriberId, Turn};
+use crate::{memory::grants::Turn, subscribers::SubscriberId};
 
 /// How long an assignment lasts unless it is renewed. Two reports may be lost.
 pub const ASSIGNMENT_TTL: Duration = Duration::from_secs(15);

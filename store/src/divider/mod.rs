@@ -16,13 +16,13 @@ use tollgate_counter::{
 };
 
 use crate::{
-    CounterView, Turn,
     divider::{
         assignment::{end_of_assignment, moved},
         roster::SubscriberRoster,
         shares::Shares,
         slices::Slices,
     },
+    memory::grants::{CounterView, Turn},
 };
 
 mod assignment;

@@ -21,11 +21,19 @@ use tollgate_counter::{
 };
 
 use crate::{
-    CounterView, Memory, Slot, Turn,
     divider::{
-        ASSIGNMENT_TTL, Assignment, Divider, DividerReport, DivisionOutcome, SubscriberId, Subscribers,
-        assignment::{DELIVERY_MAX, brought, end_of_assignment, moved},
+        Divider,
+        assignment::{
+            ASSIGNMENT_TTL, Assignment, DELIVERY_MAX, DividerReport, DivisionOutcome, brought,
+            end_of_assignment, moved,
+        },
     },
+    memory::{
+        Memory,
+        grants::{CounterView, Turn},
+    },
+    slot::Slot,
+    subscribers::{SubscriberId, Subscribers},
 };
 
 /// Dividers are spread over so many locks.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, iter, ops::Range};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::divider::SubscriberId;
+use crate::subscribers::SubscriberId;
 
 /// The room that a roster keeps after others have gone, as a multiple of its subscribers.
 const ROOM_MAX: usize = 4;

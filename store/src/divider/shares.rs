@@ -11,13 +11,16 @@ use tollgate_counter::{
 };
 
 use crate::{
-    CounterView, Turn,
     divider::{
-        DivisionOutcome, LimitPart, SubscriberId, SubscriberState, SubscriberUsage,
-        assignment::{DELIVERY_MAX, HEADROOM, REPORT_EVERY, UNCERTAIN, brought, end_of_assignment, moved},
+        assignment::{
+            DELIVERY_MAX, DivisionOutcome, HEADROOM, REPORT_EVERY, SubscriberUsage, UNCERTAIN, brought,
+            end_of_assignment, moved,
+        },
         demand::SubscriberDemand,
         roster::SubscriberRoster,
     },
+    memory::grants::{CounterView, Turn},
+    subscribers::{LimitPart, SubscriberId, SubscriberState},
 };
 
 mod assign;

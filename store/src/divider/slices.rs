@@ -12,14 +12,14 @@ use tollgate_counter::{
 };
 
 use crate::{
-    CounterView, Turn,
     divider::{
-        Assignment, DivisionOutcome, LimitPart, SubscriberId, SubscriberState, SubscriberUsage,
-        assignment::{UNCERTAIN, end_of_assignment, moved},
+        assignment::{Assignment, DivisionOutcome, SubscriberUsage, UNCERTAIN, end_of_assignment, moved},
         demand::SubscriberDemand,
         max_min::{SubscriberClaim, divide, whole},
         roster::SubscriberRoster,
     },
+    memory::grants::{CounterView, Turn},
+    subscribers::{LimitPart, SubscriberId, SubscriberState},
 };
 
 mod subscriber;

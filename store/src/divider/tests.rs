@@ -8,7 +8,7 @@ use tollgate_counter::{
     time::SECOND,
 };
 
-use crate::{CounterOperation, OwnLimitChange, OwnTerms};
+use crate::{OwnTerms, operation::CounterOperation, side_data::own::OwnLimitChange};
 
 mod laws;
 mod world;

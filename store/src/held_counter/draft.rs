@@ -7,10 +7,12 @@ use tollgate_counter::{
 };
 
 use crate::{
-    CheckDecision, CounterOutcomes, Decisions, HoldTerms, OnFull,
+    check::OnFull,
+    decisions::{CheckDecision, CounterOutcomes, Decisions},
     held_counter::{HeldCounter, Room, peek},
     holds::Holds,
     operation::decide_leased,
+    reservation::HoldTerms,
 };
 
 /// What one check of a call reserves.

@@ -10,7 +10,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    CheckDecision, HoldTerms, LimitOrigin, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, UnknownId,
+    check::LimitOrigin,
+    decisions::CheckDecision,
     held_counter::{
         HeldCounter, Room, TakenBack,
         draft::{Reserve, reserve},
@@ -18,9 +19,11 @@ use crate::{
     },
     holds::Holds,
     operation::{
-        CounterOperation, HoldOutcome, OperationOutcome, charged_counter, decide_leased, depends_on_leases,
+        CounterOperation, HoldOutcome, OperationOutcome, UnknownId, charged_counter, decide_leased,
+        depends_on_leases,
     },
-    side_data::OwnLimit,
+    reservation::HoldTerms,
+    side_data::own::{OwnLimit, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal},
 };
 
 impl HeldCounter {

@@ -1,6 +1,6 @@
 //! What has changed in the holds of a counter since the last copy of changes.
 
-use crate::{HOLDS_MAX, HoldId};
+use crate::reservation::{HOLDS_MAX, HoldId};
 
 /// What has changed since the last copy.
 #[derive(Clone, Debug, Default)]

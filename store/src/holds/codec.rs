@@ -6,8 +6,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    HOLD_TTL_MAX, HOLDS_MAX, HoldId,
     holds::{Holds, changes::HoldChanges},
+    reservation::{HOLD_TTL_MAX, HOLDS_MAX, HoldId},
 };
 
 /// The largest encoded limit, in bytes.

@@ -13,12 +13,12 @@ use tollgate_counter::{
 };
 
 use crate::{
-    HOLDS_MAX, HoldId, OnExpiry,
     holds::{
         Hold, HoldState, Holds,
         changes::{HoldChanges, Uncompared},
         hold::EndedHold,
     },
+    reservation::{HOLDS_MAX, HoldId, OnExpiry},
 };
 
 /// What is copied of the counter of the holds.

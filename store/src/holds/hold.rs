@@ -98,8 +98,8 @@ pub(super) mod oldest_first {
     use serde::{Deserialize, Deserializer, Serializer};
 
     use crate::{
-        HoldId,
         holds::{changes::Uncompared, hold::EndedHold},
+        reservation::HoldId,
     };
 
     pub(in crate::holds) fn serialize<S: Serializer>(

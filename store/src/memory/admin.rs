@@ -7,7 +7,8 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Decisions, OwnTerms,
+    OwnTerms,
+    decisions::Decisions,
     operation::{CounterDetails, HoldOutcome, OperationOutcome},
 };
 

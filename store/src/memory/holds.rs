@@ -6,9 +6,16 @@ use smallvec::SmallVec;
 use tollgate_counter::{descriptor::Key, time::Timestamp};
 
 use crate::{
-    Check, CheckDecision, Checks, CounterOutcomes, HoldId, HoldTerms, NotLocal, OwnTerms, Slot,
-    held_counter::{HeldCounter, Reserve, reserve},
-    memory::{LockedSlots, Memory, tables::Taken},
+    OwnTerms,
+    check::{Check, Checks},
+    decisions::{CheckDecision, CounterOutcomes},
+    held_counter::{
+        HeldCounter,
+        draft::{Reserve, reserve},
+    },
+    memory::{LockedSlots, Memory, NotLocal, tables::Taken},
+    reservation::{HoldId, HoldTerms},
+    slot::Slot,
     table::SlotTable,
 };
 

@@ -10,11 +10,14 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, CheckDecision, NotLocal, OwnTerms, Slot,
+    OwnTerms,
+    check::Check,
+    decisions::CheckDecision,
     held_counter::{HeldCounter, Room},
-    memory::{CounterState, Memory, ownership::SlotOwnership, tables::AppliedOperation},
+    memory::{Memory, NotLocal, admin::CounterState, ownership::SlotOwnership, tables::AppliedOperation},
     operation::{CounterOperation, OperationOutcome, decide_leased, decide_set},
     side_data::SideData,
+    slot::Slot,
     table::SlotTable,
 };
 

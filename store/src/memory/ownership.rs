@@ -10,7 +10,10 @@ use std::{
 
 use tollgate_counter::{descriptor::Key, lock::Lock};
 
-use crate::{Slot, slot::KeyHash, table::SlotTable};
+use crate::{
+    slot::{KeyHash, Slot},
+    table::SlotTable,
+};
 
 /// Beyond that many changed keys without a counter, a slot is copied as a whole.
 const GONE_KEYS_MAX: usize = 1_024;

@@ -78,8 +78,12 @@ mod tests {
     };
 
     use crate::{
-        Check, LimitOrigin, Memory, OnFull, OnRefusal, SlotData,
-        memory::tests::{BYTES, NOW, key},
+        check::{Check, LimitOrigin, OnFull, OnRefusal},
+        memory::{
+            Memory,
+            tests::{BYTES, NOW, key},
+        },
+        slot_data::SlotData,
     };
 
     const DAY: u64 = 86_400 * SECOND;

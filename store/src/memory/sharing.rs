@@ -5,14 +5,18 @@ use std::sync::atomic::Ordering;
 use tollgate_counter::{descriptor::Key, packed_counter::PackedCounter, time::Timestamp};
 
 use crate::{
-    Consumption, Epoch, OnFull, Slot, SlotChanges, SlotCopy, SlotData, StoredSlot,
     budget::{Budget, MemoryReservation},
+    check::OnFull,
     memory::{
         Memory,
         ownership::{ChangedCounters, SlotOwnership},
     },
-    slot::ByKey,
-    slot_data::HeldConsumption,
+    slot::{ByKey, Slot},
+    slot_copy::{Epoch, SlotCopy, StoredSlot},
+    slot_data::{
+        SlotChanges, SlotData,
+        consumption::{Consumption, HeldConsumption},
+    },
 };
 
 /// Slots in a cluster. Without a cluster, a store owns all slots and these methods do nothing.

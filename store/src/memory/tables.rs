@@ -15,19 +15,18 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, OnFull, Slot,
     budget::Budget,
+    check::{Check, OnFull},
     held_counter::{HeldCounter, Room, TakenBack},
     operation::{CounterOperation, OperationOutcome},
     side_data::SideDataSize,
-    table::{BYTES_FIRST, SlotTable, TableResources},
+    slot::Slot,
+    table::{BYTES_FIRST, SlotTable, resources::TableResources},
 };
 
-mod shedding;
+pub(crate) mod shedding;
 
 use shedding::Shedding;
-#[cfg(test)]
-pub(super) use shedding::{SHED_PAUSE, SHED_SLOTS_MAX};
 
 /// The part of the memory limit that holds may take, and limits of their own: one of this many.
 pub(super) const SHARE_DIVISOR: usize = 8;

@@ -4,7 +4,10 @@ use smallvec::SmallVec;
 use tollgate_counter::time::Timestamp;
 
 use crate::{
-    Checks, CounterOperation, HoldId, HoldOutcome, Memory, NotLocal, Settled, UnknownId, each_hold_id,
+    check::Checks,
+    memory::{Memory, NotLocal, holds::each_hold_id},
+    operation::{CounterOperation, HoldOutcome, UnknownId},
+    reservation::{HoldId, Settled},
 };
 
 impl Memory {

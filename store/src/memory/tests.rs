@@ -19,7 +19,12 @@ use tollgate_counter::{
     time::SECOND,
 };
 
-use crate::{BYTES_MIN, Check, Checks, Epoch, LimitOrigin, OnRefusal, Turn};
+use crate::{
+    budget::BYTES_MIN,
+    check::{Check, Checks, LimitOrigin, OnRefusal},
+    memory::grants::Turn,
+    slot_copy::Epoch,
+};
 
 pub(crate) const BYTES: u64 = 1 << 30;
 pub(crate) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);

@@ -7,7 +7,7 @@ use tollgate_counter::{
 
 use crate::{
     holds::Holds,
-    side_data::{CounterUsage, OwnLimit, SideData, UnknownRecord},
+    side_data::{SideData, UnknownRecord, own::OwnLimit, pending::CounterUsage},
 };
 
 /// The smallest tag of side data. Smaller ones are those of packed counters.

@@ -10,10 +10,18 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, Consumption, CounterOperation, HeldCounter, HoldId, HoldTerms, LimitOrigin, Memory,
-    OnExpiry, OnFull, OnRefusal, OwnLimitChange, OwnTerms, SlotData, StoredSlot,
-    memory::tests::{BYTES, NOW},
-    side_data::SideData,
+    OwnTerms,
+    check::{Check, Checks, LimitOrigin, OnFull, OnRefusal},
+    held_counter::HeldCounter,
+    memory::{
+        Memory,
+        tests::{BYTES, NOW},
+    },
+    operation::CounterOperation,
+    reservation::{HoldId, HoldTerms, OnExpiry},
+    side_data::{SideData, own::OwnLimitChange},
+    slot_copy::StoredSlot,
+    slot_data::{SlotData, consumption::Consumption},
 };
 
 /// A kind of side data, and how a counter gets it.

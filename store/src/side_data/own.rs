@@ -10,7 +10,7 @@ use tollgate_counter::{
     time::Timestamp,
 };
 
-use crate::Slot;
+use crate::slot::Slot;
 
 /// How long a removed own limit is retained, so that an older copy does not bring it back.
 const TOMBSTONE: Duration = Duration::from_secs(3_600);

@@ -11,7 +11,10 @@ use tollgate_counter::{
     time::{Lead, Timestamp},
 };
 
-use crate::{SlotData, side_data::SIDE_DATA_MIN, slot_data::SlotDataExtent};
+use crate::{
+    side_data::codec::SIDE_DATA_MIN,
+    slot_data::{SlotData, SlotDataExtent},
+};
 
 /// The first byte.
 const VERSION: u8 = 3;

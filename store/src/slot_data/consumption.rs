@@ -6,7 +6,7 @@ use tollgate_counter::time::Timestamp;
 
 use crate::{
     held_counter::HeldCounter,
-    side_data::{CounterUsage, OwnLimit, SideData},
+    side_data::{SideData, own::OwnLimit, pending::CounterUsage},
     slot::{ByKey, CUT_DIVISOR, bytes_of_map},
 };
 

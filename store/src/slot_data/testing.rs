@@ -1,6 +1,6 @@
 //! What tests look at in slot data.
 
-use crate::SlotData;
+use crate::slot_data::SlotData;
 
 impl SlotData {
     /// The number of pending usages.

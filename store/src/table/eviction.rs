@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use tollgate_counter::{packed_counter::PackedCounter, time::Timestamp};
 
 use crate::{
-    side_data::{CounterUsage, SideData},
+    side_data::{SideData, pending::CounterUsage},
     table::{
         SlotTable,
         hash_table::{HashTable, buckets_for, bytes_of, next_after},

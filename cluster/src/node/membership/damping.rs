@@ -59,7 +59,7 @@ impl Damping {
 mod tests {
     use super::*;
     use crate::{
-        MemberId,
+        member::MemberId,
         message::{MemberRecord, MemberState},
     };
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tollgate_counter::time::Timestamp;
 
 use crate::{
-    Departure, MemberId,
+    member::{Departure, MemberId},
     message::{MemberRecord, MemberState},
 };
 

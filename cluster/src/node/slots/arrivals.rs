@@ -3,8 +3,11 @@
 use tollgate_store::Slot;
 
 use crate::{
-    Departure, MemberId,
-    message::{HandOff, HandOffId, Message, SlotOwner, Version, VersionedSlot},
+    member::{Departure, MemberId},
+    message::{
+        Message, SlotOwner,
+        slot::{HandOff, HandOffId, Version, VersionedSlot},
+    },
     node::{
         backup::BackupOutcome,
         backup_sender::{BackedUp, NextBackup},

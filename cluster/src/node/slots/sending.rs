@@ -3,8 +3,8 @@
 use tollgate_store::Slot;
 
 use crate::{
-    MemberId,
-    message::{SlotGrants, SlotOwner},
+    member::MemberId,
+    message::{SlotOwner, slot::SlotGrants},
     node::{backup_sender::BackedUp, context::Context, slots::Slots},
 };
 

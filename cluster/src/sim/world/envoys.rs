@@ -13,7 +13,7 @@ use tollgate_store::divider::{
 };
 
 use crate::{
-    message::{RemoteCheck, RemoteOperation},
+    message::check::{RemoteCheck, RemoteOperation},
     sim::{
         keys,
         world::{MILLISECOND, STEP, World},

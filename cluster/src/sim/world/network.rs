@@ -6,7 +6,7 @@ use rand::RngExt;
 use tollgate_store::Slot;
 
 use crate::{
-    Departure,
+    member::Departure,
     message::MemberState,
     sim::{
         keys,

@@ -11,8 +11,8 @@ use tollgate_remote::{DecidedBy, LocalShare};
 use tollgate_store::{Lead, Memory, OnFull, Slot, StoredSlot, divider::Dividers};
 
 use crate::{
-    MemberId,
-    node::{ClusterNode, NodeAction},
+    member::MemberId,
+    node::{ClusterNode, output::NodeAction},
     sim::{
         calls::{OpenCall, Purpose},
         keys,

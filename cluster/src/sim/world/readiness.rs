@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::{
-    link::Strangers,
+    link::addresses::Strangers,
     message::MemberState,
     sim::world::{BEGINS_AT, MILLISECOND, World},
     strangers::{LinkTrust, SERVED_MIN, Situation, StrangerHistory},

@@ -12,7 +12,7 @@ use tollgate_remote::{
 use tollgate_store::{CheckDecision, CounterOutcomes, HoldTerms, Settled, UnknownId};
 
 use crate::{
-    message::RemoteCheck,
+    message::check::RemoteCheck,
     sim::{
         calls::{self, OpenCall, Purpose, TestCheck},
         holds::Part,

@@ -9,8 +9,8 @@ use tollgate_remote::{DecidedBy, RemoteOutcome};
 use tollgate_rules::{ForwardPolicy, OnOwnerUnavailable};
 
 use crate::{
-    message::{MemberState, RemoteCheck},
-    node::Ticket,
+    message::{MemberState, check::RemoteCheck},
+    node::output::Ticket,
     sim::{
         calls::{self, OpenCall, Progress, Purpose, TestCheck},
         keys::{self, TestKey},

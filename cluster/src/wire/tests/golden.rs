@@ -22,7 +22,7 @@ use tollgate_store::{
 
 use super::any::NOW;
 use crate::{
-    MemberId,
+    member::MemberId,
     message::*,
     wire::{decode, encode},
 };

@@ -12,7 +12,10 @@ use tollgate_store::{CounterOperation, OperationOutcome};
 
 use super::any::NOW;
 use crate::{
-    message::{CheckReply, Message, RemoteCheck, RemoteOperation},
+    message::{
+        Message,
+        check::{CheckReply, RemoteCheck, RemoteOperation},
+    },
     wire::{decode, encode},
 };
 

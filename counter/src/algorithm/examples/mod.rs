@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU64, time::Duration};
 
-use crate::{algorithm::*, time::SECOND};
+use crate::{algorithm::*, time::timestamp::SECOND};
 
 mod buckets;
 mod every_algorithm;

@@ -4,7 +4,7 @@ use std::{num::NonZeroU64, time::Duration};
 
 use proptest::prelude::*;
 
-use crate::{algorithm::*, time::SECOND};
+use crate::{algorithm::*, time::timestamp::SECOND};
 
 mod law;
 mod penalties;

@@ -4,10 +4,13 @@ use std::any::Any;
 
 use crate::{
     algorithm::{
-        Algorithm, ChargePosition, Counter, Decision, HeldCharge, Limit, Operation, Variant, each_algorithm,
-        own,
+        Algorithm, Decision, Operation,
+        counter::{Counter, Variant, own},
+        each_algorithm,
+        held::{ChargePosition, HeldCharge},
+        limit::Limit,
     },
-    time::Timestamp,
+    time::timestamp::Timestamp,
 };
 
 impl Limit {

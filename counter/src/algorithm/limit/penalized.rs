@@ -5,10 +5,15 @@
 
 use crate::{
     algorithm::{
-        Algorithm, ChargePosition, Counter, Decision, Excess, HeldCharge, Limit, Operation, Penalized,
-        Penalty, PenaltyRecord, Receipt, Verdict, Window, forward, limit::LimitAndPenalty,
+        Algorithm, Decision, Excess, Operation, Verdict,
+        counter::{Counter, Receipt},
+        forward,
+        held::{ChargePosition, HeldCharge},
+        limit::{Limit, LimitAndPenalty, Penalized},
+        penalty::{Penalty, PenaltyRecord},
+        window::Window,
     },
-    time::Timestamp,
+    time::timestamp::Timestamp,
 };
 
 impl Penalized {

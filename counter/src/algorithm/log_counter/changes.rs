@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use crate::time::Timestamp;
+use crate::time::timestamp::Timestamp;
 
 /// What has changed in a log since the last copy of changes; `None` if the next copy has everything. It does not
 /// distinguish two logs.

@@ -9,7 +9,7 @@ use tollgate_counter::{
 use tollgate_rules::{ActiveRules, Rules};
 use tollgate_store::{HoldId, Memory, OnExpiry, OnFull};
 
-use crate::limiter::{Descriptor, Limiter};
+use crate::limiter::{Limiter, request::Descriptor};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND);
 const RULES: &str = "\

@@ -14,10 +14,10 @@ use tollgate_wire::{
 
 use crate::api::{
     admin::{
-        AdminState,
         alerts::MEMORY_REPAIR,
         doctor::{envoy::knows_keys, rules::RuleRepairs},
         format,
+        state::AdminState,
     },
     failed_calls::RecentFailures,
 };

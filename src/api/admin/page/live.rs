@@ -241,7 +241,7 @@ mod tests {
 
     use super::*;
     use crate::api::{
-        admin::{Certificates, page::sample::point},
+        admin::{page::sample::point, state::Certificates},
         fuzz::admin_state,
     };
 

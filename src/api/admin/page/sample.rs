@@ -16,7 +16,7 @@ use tollgate_counter::{
 use tollgate_rules::{DecisionTotals, KeyedRules, Rules};
 
 use crate::api::{
-    admin::{AdminState, cluster, counters, format, rules::numbers},
+    admin::{cluster, counters, format, rules::numbers, state::AdminState},
     error::Unanswered,
 };
 

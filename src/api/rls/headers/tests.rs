@@ -19,7 +19,11 @@ use tollgate_wire::proto::envoy::{
     service::ratelimit::v3::{RateLimitRequest, RateLimitResponse, rate_limit_response::Code},
 };
 
-use crate::api::{Api, ApiKind, ApiSettings, Call, Handled, Method, ResetPrecision};
+use crate::api::{
+    ApiKind,
+    call::{Call, Handled, Method, ResetPrecision},
+    service::{Api, ApiSettings},
+};
 
 const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000_123_456_789);
 const DESCRIPTORS: &str = "

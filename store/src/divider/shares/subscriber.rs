@@ -9,8 +9,7 @@ use tollgate_counter::{
 };
 
 use crate::divider::{
-    Assignment, SubscriberUsage,
-    assignment::{HEADROOM, end_of_assignment},
+    assignment::{Assignment, HEADROOM, SubscriberUsage, end_of_assignment},
     demand::SubscriberDemand,
     roster::Subscribed,
     shares::{Turns, tokens::BucketTokens},

@@ -6,8 +6,7 @@ use serde::{Deserialize, Serialize};
 use tollgate_counter::{algorithm::QuotaTerms, time::Timestamp};
 
 use crate::divider::{
-    Assignment, SubscriberUsage,
-    assignment::{REPORT_EVERY, end_of_assignment},
+    assignment::{Assignment, REPORT_EVERY, SubscriberUsage, end_of_assignment},
     demand::SubscriberDemand,
     roster::Subscribed,
 };

@@ -9,11 +9,15 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, EncodedSlot, Epoch, LimitOrigin, Memory, OnFull, OnRefusal, Slot,
+    check::{Check, LimitOrigin, OnFull, OnRefusal},
     divider::{
-        ASSIGNMENT_TTL, Assignment, Assignments, DividerReport, Dividers, SlotDivisions, SubscriberId,
-        SubscriberReport, SubscriberUsage,
+        assignment::{ASSIGNMENT_TTL, Assignment, DividerReport, SubscriberUsage},
+        registry::{Assignments, Dividers, SlotDivisions, SubscriberReport},
     },
+    memory::Memory,
+    slot::Slot,
+    slot_copy::{EncodedSlot, Epoch},
+    subscribers::SubscriberId,
 };
 
 /// One tick before a minute.

@@ -7,9 +7,9 @@ use tollgate_counter::{
 };
 
 use crate::{
-    LimitOrigin, UnknownId,
+    check::LimitOrigin,
     held_counter::{HeldCounter, Room},
-    operation::{CounterOperation, OperationOutcome},
+    operation::{CounterOperation, OperationOutcome, UnknownId},
 };
 
 /// A counter with its holds, as every store has it.

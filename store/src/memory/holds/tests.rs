@@ -13,14 +13,18 @@ use tollgate_counter::{
 };
 
 use crate::{
-    BYTES_MIN, CounterOperation, HOLD_RETENTION, HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLDS_MAX, LimitOrigin,
-    OnExpiry, OnFull, OnRefusal, SettleOutcome, Settled, SlotData, UnknownId,
+    HOLD_RETENTION,
+    budget::BYTES_MIN,
+    check::{LimitOrigin, OnFull, OnRefusal},
     held_counter::Room,
     holds::IDS_MAX,
     memory::{
         tables::SHARE_DIVISOR,
         tests::{BYTES, NOW, key, left, window},
     },
+    operation::{CounterOperation, UnknownId},
+    reservation::{HOLD_TTL_DEFAULT, HOLD_TTL_MAX, HOLDS_MAX, OnExpiry, SettleOutcome, Settled},
+    slot_data::SlotData,
 };
 
 mod copies;

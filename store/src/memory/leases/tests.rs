@@ -11,8 +11,14 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, CheckDecision, Checks, LimitOrigin, NotLocal, OnFull, OnRefusal, Slot, SlotData,
-    memory::tests::{BYTES, NOW, bucket, key, second_of, window},
+    check::{Check, Checks, LimitOrigin, OnFull, OnRefusal},
+    decisions::CheckDecision,
+    memory::{
+        NotLocal,
+        tests::{BYTES, NOW, bucket, key, second_of, window},
+    },
+    slot::Slot,
+    slot_data::SlotData,
 };
 
 fn sharing() -> Memory {

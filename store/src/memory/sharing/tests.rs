@@ -12,8 +12,12 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, CounterOperation, LimitOrigin, NotLocal, OnFull, OnRefusal,
-    memory::tests::{BYTES, NOW, bucket, charge, key, left, second_of, stored, window},
+    check::{Check, Checks, LimitOrigin, OnFull, OnRefusal},
+    memory::{
+        NotLocal,
+        tests::{BYTES, NOW, bucket, charge, key, left, second_of, stored, window},
+    },
+    operation::CounterOperation,
 };
 
 mod backup_laws;

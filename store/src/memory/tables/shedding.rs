@@ -8,10 +8,10 @@ use std::{
 use tollgate_counter::{lock::Lock, time::Timestamp};
 
 use crate::{
-    Slot,
     budget::Budget,
     memory::tables::Tables,
-    table::{EVICTION_COST_MAX, SlotTable},
+    slot::Slot,
+    table::{SlotTable, eviction::EVICTION_COST_MAX},
 };
 
 /// A slot that needs memory, or a counter that grows, takes it from this many other slots at a time.

@@ -9,9 +9,16 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, CheckDecision, CounterOperation, HoldId, HoldOutcome, HoldTerms, LimitOrigin, Memory, OnExpiry,
-    OnFull, OnRefusal, OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal, OwnTerms, UnknownId,
-    memory::tests::{BYTES, NOW, key},
+    OwnTerms,
+    check::{Check, LimitOrigin, OnFull, OnRefusal},
+    decisions::CheckDecision,
+    memory::{
+        Memory,
+        tests::{BYTES, NOW, key},
+    },
+    operation::{CounterOperation, HoldOutcome, UnknownId},
+    reservation::{HoldId, HoldTerms, OnExpiry},
+    side_data::own::{OwnLimitChange, OwnLimitOutcome, OwnLimitRefusal},
 };
 
 /// What happens to two counters: one has a limit of its own, the other a rule with that limit.

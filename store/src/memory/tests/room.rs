@@ -1,7 +1,7 @@
 //! Tests of what may not be evicted: it asks for room first, and a sweep without effect waits.
 
 use super::*;
-use crate::memory::tables::{SHED_PAUSE, SHED_SLOTS_MAX};
+use crate::memory::tables::shedding::{SHED_PAUSE, SHED_SLOTS_MAX};
 
 /// A store full of keys of `limit`, each with `hits`, which refuse and may not be evicted. Returns their number.
 fn full_of_refused(memory: &Memory, limit: &Limit) -> u64 {

@@ -11,8 +11,14 @@ use tollgate_counter::{
 };
 
 use crate::{
-    Check, Checks, HoldId, HoldTerms, LimitOrigin, Memory, OnExpiry, OnFull, OnRefusal, SlotData, UnknownId,
-    memory::tests::{BYTES, NOW, stored},
+    check::{Check, Checks, LimitOrigin, OnFull, OnRefusal},
+    memory::{
+        Memory,
+        tests::{BYTES, NOW, stored},
+    },
+    operation::UnknownId,
+    reservation::{HoldId, HoldTerms, OnExpiry},
+    slot_data::SlotData,
 };
 
 const DAY: u64 = 86_400 * SECOND;

@@ -5,7 +5,12 @@ use std::time::Duration;
 use super::*;
 use tollgate_counter::algorithm::laws::with_penalty;
 
-use crate::{CheckDecision, HOLD_TTL_DEFAULT, HoldId, HoldTerms, Lead, OnExpiry, UnknownId};
+use crate::{
+    Lead,
+    decisions::CheckDecision,
+    operation::UnknownId,
+    reservation::{HOLD_TTL_DEFAULT, HoldId, HoldTerms, OnExpiry},
+};
 
 const DAY: u64 = 86_400 * SECOND;
 /// What the other clock shows more: whole parts of windows, which begin at the same instants under any clock.

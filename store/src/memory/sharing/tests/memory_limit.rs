@@ -1,7 +1,7 @@
 //! Tests of slot data and of arriving counters within the memory limit.
 
 use super::*;
-use crate::{Epoch, StoredSlot};
+use crate::slot_copy::{Epoch, StoredSlot};
 
 #[test]
 fn released_slot_data_counts_in_budget_until_dropped() {
