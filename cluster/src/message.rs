@@ -18,10 +18,8 @@ use crate::member::MemberId;
 pub(crate) mod check;
 pub(crate) mod slot;
 
-pub(crate) use check::{CheckReply, LeaseReply, LeaseState, RemoteCheck, RemoteOperation, Settlement};
-pub(crate) use slot::{
-    ChargedHits, HandOff, HandOffId, LeaseGrant, RecoveryOrigin, SlotGrants, Version, VersionedSlot,
-};
+use check::{CheckReply, RemoteCheck};
+use slot::{HandOff, HandOffId, Version, VersionedSlot};
 
 /// The owner of a slot, and the epoch of its ownership. Of two owners the larger one keeps the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -14,7 +14,7 @@ pub(crate) mod fuzz;
 pub(crate) mod handle;
 pub mod http;
 pub mod json;
-mod metrics;
+pub(crate) mod metrics;
 pub mod reader;
 pub mod recorder;
 pub mod rls;
@@ -27,6 +27,6 @@ pub use cross_site::Hosts;
 pub use error::Error;
 pub use handle::{ReadBatch, WaitingCall};
 pub use metrics::ApiMetrics;
-pub(crate) use metrics::METRICS;
+
 pub use rls::headers;
 pub use service::{Api, ApiSettings};

@@ -15,11 +15,10 @@ use crate::reservation::{
 };
 
 mod changes;
-mod codec;
+pub(crate) mod codec;
 pub(crate) mod copies;
 mod hold;
 
-pub(super) use codec::LIMIT_BYTES_MAX;
 pub use hold::RETENTION;
 
 /// The ids of reservations that a counter retains, those of open holds included, before it forgets those that have

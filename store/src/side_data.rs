@@ -17,12 +17,12 @@ pub(crate) mod own;
 pub(crate) mod pending;
 
 pub use codec::OWN_LIMIT_TAG;
-pub(crate) use own::OwnLimit;
+use own::OwnLimit;
 pub use own::{
     OWN_RECORD_MAX, OwnLimitChange, OwnLimitOutcome, OwnLimitPage, OwnLimitPosition, OwnLimitRefusal,
     OwnLimitState, SlotOwnLimits, read_own_limit,
 };
-pub(crate) use pending::CounterUsage;
+use pending::CounterUsage;
 
 /// The side data of one counter.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -25,7 +25,7 @@ pub(crate) mod consumption;
 mod testing;
 
 pub use consumption::Consumption;
-pub(super) use consumption::HeldConsumption;
+use consumption::HeldConsumption;
 
 /// The content of a slot. What a store releases or accepts counts in its budget until it is dropped.
 #[derive(Clone, Debug, Default)]

@@ -19,7 +19,7 @@ pub(crate) mod resources;
 
 use hash_table::{HashTable, buckets_for, bytes_of, capacity_of, next_after};
 pub use resources::CounterEvents;
-pub(super) use resources::TableResources;
+use resources::TableResources;
 
 /// A table below this fraction of its part of the memory may take memory from others.
 const STARVED_DIVISOR: usize = 8;

@@ -37,14 +37,12 @@ mod peer;
 mod seeds;
 mod session;
 mod stats;
-mod ticks;
+pub(crate) mod ticks;
 
 pub use addresses::{SeedState, Strangers};
 pub use advertise::is_host_port;
 pub use links::Links;
 pub use stats::{LinkFailure, LinkStats};
-#[cfg(test)]
-pub(super) use ticks::interval as heartbeat_interval;
 
 use links::{COMMANDS_MAX, Command, LinksPhase};
 

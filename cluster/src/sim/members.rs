@@ -8,7 +8,7 @@ use tollgate_counter::time::SECOND;
 use tollgate_store::SLOTS;
 
 use crate::{
-    link::heartbeat_interval,
+    link::ticks::interval,
     replica::node_settings,
     sim::{
         Step::{self, Freeze, Kill, Pass, Settle, Start, Thaw},
@@ -79,7 +79,7 @@ fn row(members: usize) -> Row {
     let begin = world.now();
     world.run(&[Pass(IDLE)]);
     let replica_seconds = (members as u64 * (world.now() - begin)) as f64 / SECOND as f64;
-    let heartbeats = (members - 1) as f64 / heartbeat_interval(members - 1).as_secs_f64();
+    let heartbeats = (members - 1) as f64 / interval(members - 1).as_secs_f64();
     let frames = (world.totals.batches - before.batches) as f64 / replica_seconds + heartbeats;
     let bytes = (world.totals.bytes - before.bytes) as f64 / replica_seconds + frames * FRAME_BYTES;
     Row {

@@ -25,7 +25,7 @@ use crate::error::ClusterError;
 mod identity;
 mod secret;
 
-pub(crate) use identity::TlsConfigs;
+use identity::TlsConfigs;
 
 use secret::Secrets;
 

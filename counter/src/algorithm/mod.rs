@@ -190,7 +190,7 @@ macro_rules! forward {
         }
     )*};
 }
-pub(crate) use forward;
+use forward;
 
 /// A rate limiting algorithm.
 pub trait Algorithm: Clone {

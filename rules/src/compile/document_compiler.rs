@@ -345,7 +345,7 @@ impl DescriptorTerms {
         let candidate = candidate?;
         let fits = candidate.as_ref().is_none_or(|tried| limit::candidate_fits(draft, &rule, tried));
         let own = match &rule.allowance {
-            Allowance::Limited(limited) => limit::own_bounds(draft, limited),
+            Allowance::Limited(limited) => limit::own::own_bounds(draft, limited),
             Allowance::Unlimited => None,
         };
         fits.then_some(Self { rule, candidate, own })

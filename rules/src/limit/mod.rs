@@ -11,15 +11,14 @@ use crate::{
 };
 
 mod buckets;
-mod own;
+pub(crate) mod own;
 mod penalty;
 mod period;
 pub(crate) mod terms;
 pub(crate) mod value;
 mod windows;
 
-pub(crate) use own::own_bounds;
-pub(crate) use terms::RuleTerms;
+use terms::RuleTerms;
 pub use value::algorithm_keys;
 
 use terms::{LimitAtRate, at_rate};

@@ -1,6 +1,6 @@
 //! The metrics page.
 //!
-//! A metric is one row of [`api::METRICS`], [`replica`], [`cluster`] or [`optional`]: its name, its help and its series.
+//! A metric is one row of [`api::metrics::METRICS`], [`replica`], [`cluster`] or [`optional`]: its name, its help and its series.
 
 use axum::{
     Router,
@@ -21,12 +21,12 @@ mod cluster;
 mod optional;
 pub(crate) mod replica;
 
-pub(super) use replica::MetricsSources;
+use replica::MetricsSources;
 
 /// The metrics of all replicas, whatever they have, under their own names. Those of every replica come first, in the order
 /// of the page.
 pub fn all_metrics() -> impl Iterator<Item = &'static Metric> {
-    let of_all = each(replica::METRICS).chain(each(api::METRICS));
+    let of_all = each(replica::METRICS).chain(each(api::metrics::METRICS));
     let of_stores = each(optional::SHARED_STORE).chain(each(optional::LIMITS));
     let of_sources = each(optional::RULES_URL).chain(each(optional::XDS));
     let of_quotas = each(tollgate_quota::METRICS);
@@ -57,7 +57,7 @@ fn fill(mut page: Page<'_>, state: MetricsSources) -> Page<'_> {
     let reading = replica::ReplicaValues::new(state, shared.as_ref());
     let state = &reading.state;
     page.add(replica::METRICS, &reading);
-    page.add(api::METRICS, &*state.api);
+    page.add(api::metrics::METRICS, &*state.api);
     if state.reference_names {
         page.add(optional::REFERENCE, &optional::RuleTotals::from_rules(reading.rules()));
     }
@@ -113,7 +113,7 @@ mod tests {
     };
 
     fn replica_metrics() -> impl Iterator<Item = &'static Metric> {
-        each(replica::METRICS).chain(each(api::METRICS))
+        each(replica::METRICS).chain(each(api::metrics::METRICS))
     }
 
     fn sources() -> MetricsSources {

@@ -205,7 +205,7 @@ impl OwnLimit {
 
     /// The size of the encoded own limit at any instant, in bytes, at most.
     pub(super) fn encoded_bytes_max(&self) -> usize {
-        FIELDS_BYTES_MAX + crate::holds::LIMIT_BYTES_MAX + self.record.len()
+        FIELDS_BYTES_MAX + crate::holds::codec::LIMIT_BYTES_MAX + self.record.len()
     }
 
     /// The encoded own limit.

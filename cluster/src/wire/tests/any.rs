@@ -23,7 +23,10 @@ use tollgate_store::{
     },
 };
 
-use crate::{member::MemberId, message::*};
+use crate::{
+    member::MemberId,
+    message::{check::*, slot::*, *},
+};
 
 /// The instant at which messages are encoded.
 pub(super) const NOW: Timestamp = Timestamp::from_nanos(1_790_000_000 * SECOND + 123_456_789);

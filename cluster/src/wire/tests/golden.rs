@@ -23,7 +23,7 @@ use tollgate_store::{
 use super::any::NOW;
 use crate::{
     member::MemberId,
-    message::*,
+    message::{check::*, slot::*, *},
     wire::{decode, encode},
 };
 

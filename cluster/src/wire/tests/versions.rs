@@ -7,7 +7,7 @@ use tollgate_store::{CounterOperation, Slot, SlotData};
 
 use super::{any::NOW, golden};
 use crate::{
-    message::*,
+    message::{check::*, slot::*, *},
     wire::{MalformedBatch, decode, encode, put, put_block},
 };
 
