@@ -36,9 +36,8 @@ use crate::api::{
     },
     call::Method,
     cross_site::Hosts,
-    forward_auth, http, json,
+    forward_auth, headers, http, json,
     reader::RequestReader,
-    rls::headers,
     service::{Api, ApiSettings},
 };
 

@@ -6,8 +6,8 @@ use tollgate_limiter::limiter::{ActiveView, Answer, Limiter, Request, RequestBou
 use tollgate_telemetry::traces::Traces;
 
 use crate::api::{
-    denial_body::DenialBodies, denial_log::DenialLog, error::Error, metrics::ApiMetrics, recorder::Recorder,
-    rls::headers, v1::reset_access::ResetAccess,
+    denial_body::DenialBodies, denial_log::DenialLog, error::Error, headers::HeaderSettings,
+    metrics::ApiMetrics, recorder::Recorder, reset_access::ResetAccess,
 };
 
 /// Bounds of requests and format of replies.
@@ -57,7 +57,7 @@ pub struct Api {
     pub(crate) limiter: Limiter,
     pub(crate) settings: ApiSettings,
     /// The headers of replies.
-    pub(crate) headers: Arc<headers::HeaderSettings>,
+    pub(crate) headers: Arc<HeaderSettings>,
     /// The bodies of refusals by rules that set none.
     pub(crate) denial_bodies: Arc<DenialBodies>,
     pub(crate) metrics: Arc<ApiMetrics>,

@@ -28,8 +28,8 @@ use crate::{
         http,
         reader::RequestReader,
         recorder::Recorder,
+        reset_access::ResetAccess,
         service::Api,
-        v1::reset_access::ResetAccess,
     },
     persistence::Persistence,
     server::{

@@ -10,9 +10,9 @@ use tollgate_cluster::{Cluster, MemberId};
 use tollgate_telemetry::logs::UNLIMITED;
 use tracing::warn;
 
-use crate::api::admin::{
+use crate::api::{
+    admin::state::AdminState,
     format::{self, AdminError, ClientAddress},
-    state::AdminState,
 };
 
 /// The query for a member: `?member=ID`.

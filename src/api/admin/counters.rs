@@ -20,11 +20,9 @@ use tollgate_telemetry::logs::UNLIMITED;
 use tracing::info;
 
 use crate::api::{
-    admin::{
-        format::{self, AdminError, ClientAddress},
-        state::AdminState,
-    },
+    admin::state::AdminState,
     error::Error,
+    format::{self, AdminError, ClientAddress},
 };
 
 /// Maximum number of keys in `/top`.

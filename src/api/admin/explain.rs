@@ -29,14 +29,11 @@ use tollgate_wire::{
 };
 
 use crate::api::{
-    admin::{
-        counters,
-        format::{self, AdminError},
-        state::AdminState,
-    },
+    admin::{counters, state::AdminState},
     call::Method,
     denial_body::When,
     error::Error,
+    format::{self, AdminError},
     rls,
 };
 

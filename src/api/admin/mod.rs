@@ -19,18 +19,16 @@ mod cluster;
 mod counters;
 mod doctor;
 mod explain;
-pub(crate) mod format;
 pub mod page;
 mod record;
 mod rules;
 pub(crate) mod state;
-pub(crate) mod token;
 
+pub use crate::api::token::{Token, TokenError};
 pub use alerts::{AlertHistory, MetricReader, MetricValues};
 pub use state::{AdminState, Certificates, EffectiveSetting, Readiness, SettingOrigin};
-pub use token::{Token, TokenError};
 
-use format::{AdminError, ClientAddress};
+use crate::api::format::{AdminError, ClientAddress};
 
 /// The endpoints, each with its help.
 const ENDPOINTS: [(&str, &str); 19] = [
@@ -96,9 +94,10 @@ pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> R
     let guard = |guard: CrossSiteGuard| middleware::from_fn_with_state(guard, refuse_cross_site);
     let endpoints = match token_file {
         None => endpoints.layer(guard(Arc::new(loopback))),
-        Some(path) => endpoints
-            .layer(guard(Arc::new(same_origin)))
-            .layer(middleware::from_fn_with_state(Arc::new(Token::new(path)), token::require_token)),
+        Some(path) => endpoints.layer(guard(Arc::new(same_origin))).layer(middleware::from_fn_with_state(
+            Arc::new(Token::new(path)),
+            crate::api::token::require_token,
+        )),
     };
     // In this order, so that unknown paths get the answer of the endpoints.
     page::files().merge(endpoints)

@@ -21,10 +21,8 @@ use tollgate_telemetry::logs::UNLIMITED;
 use tracing::warn;
 
 use crate::api::{
-    admin::{
-        format::{AdminError, ClientAddress},
-        state::AdminState,
-    },
+    admin::state::AdminState,
+    format::{AdminError, ClientAddress},
     recorder::{RecordError, RecordedValues},
 };
 

@@ -16,9 +16,9 @@ use tollgate_rules::{
 };
 use tollgate_sources::RuleSource;
 
-use crate::api::admin::{
+use crate::api::{
+    admin::state::AdminState,
     format::{self, AdminError},
-    state::AdminState,
 };
 
 /// The maximum number of listed rules.

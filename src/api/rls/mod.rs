@@ -16,7 +16,6 @@ mod decode;
 mod encode;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
-pub mod headers;
 mod metadata;
 
 pub use decode::{RlsRequest, decode};

@@ -51,10 +51,10 @@ fn api(dynamic_metadata: bool) -> Api {
     let active_rules = Arc::new(ActiveRules::from_rules(Rules::parse("test", RULES).unwrap(), NOW));
     let memory = Arc::new(Memory::new(1 << 24, OnFull::Deny));
     let limiter = Limiter::new(active_rules, memory, Clock::manual(NOW));
-    let headers = headers::HeaderSettings {
+    let headers = crate::api::headers::HeaderSettings {
         x_ratelimit: true,
         retry_after: true,
-        ..headers::HeaderSettings::default()
+        ..crate::api::headers::HeaderSettings::default()
     };
     let settings = ApiSettings { exact_reset: true, dynamic_metadata, ..ApiSettings::default() };
     Api { headers: Arc::new(headers), ..Api::new(limiter, settings) }

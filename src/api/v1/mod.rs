@@ -12,5 +12,4 @@ mod limit_renewal;
 mod own_limits;
 pub(crate) mod reservations;
 mod reset;
-pub(crate) mod reset_access;
 pub mod stream;

@@ -10,7 +10,7 @@ use tollgate_store::OnFull;
 use tollgate_telemetry::logs::{self, LogFormat};
 
 use crate::{
-    api::{self, denial_body::DefaultBody, forward_auth, recorder::RecordedValues, rls::headers::Listed},
+    api::{self, denial_body::DefaultBody, forward_auth, headers::Listed, recorder::RecordedValues},
     settings::{
         listeners::{CertificateName, ListenAddress},
         memory::{ConnectionShare, MemoryShare},

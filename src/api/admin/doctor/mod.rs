@@ -11,7 +11,10 @@ use tokio::task::spawn_blocking;
 use tollgate_rules::Rules;
 use tollgate_wire::finding::EnvoyDescriptor;
 
-use crate::api::admin::{alerts::UNANSWERED, format::AdminError, state::AdminState};
+use crate::api::{
+    admin::{alerts::UNANSWERED, state::AdminState},
+    format::AdminError,
+};
 
 mod cluster;
 mod envoy;

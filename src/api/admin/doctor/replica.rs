@@ -16,10 +16,10 @@ use crate::api::{
     admin::{
         alerts::MEMORY_REPAIR,
         doctor::{envoy::knows_keys, rules::RuleRepairs},
-        format,
         state::AdminState,
     },
     failed_calls::RecentFailures,
+    format,
 };
 
 /// The time before the end of a certificate from which it is a finding, as in the alert of docs/metrics.md.

@@ -29,10 +29,12 @@ use tollgate_counter::{
 };
 use tracing::error;
 
-use crate::api::admin::{
+use crate::api::{
+    admin::{
+        page::sample::{HistoryPoint, PageSampler},
+        state::AdminState,
+    },
     format::AdminError,
-    page::sample::{HistoryPoint, PageSampler},
-    state::AdminState,
 };
 
 /// The maximum number of open pages.

@@ -16,8 +16,9 @@ use tollgate_counter::{
 use tollgate_rules::{DecisionTotals, KeyedRules, Rules};
 
 use crate::api::{
-    admin::{cluster, counters, format, rules::numbers, state::AdminState},
+    admin::{cluster, counters, rules::numbers, state::AdminState},
     error::Unanswered,
+    format,
 };
 
 /// The maximum number of rules in a sample.

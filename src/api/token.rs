@@ -17,8 +17,8 @@ use tollgate_net::private_file;
 use tracing::{debug, error};
 
 use crate::api::{
-    admin::format::{AdminError, ClientAddress},
     error::AccessError,
+    format::{AdminError, ClientAddress},
 };
 
 /// Guesses of a token of this length do not succeed, however many there are: 24 characters of base64 have 144 bits.

@@ -9,7 +9,7 @@ use tokio::{
 };
 use tracing::warn;
 
-use crate::api::{admin::token::Token, error::AccessError};
+use crate::api::{error::AccessError, token::Token};
 
 /// The time that a wrong token keeps its permit to be compared.
 const PAUSE: Duration = Duration::from_secs(1);

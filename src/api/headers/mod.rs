@@ -126,12 +126,7 @@ impl HeaderSettings {
 
     /// When a refused request may be sent again, as clients are told: not before it would pass. `None` if it passes.
     #[inline]
-    pub(in crate::api::rls) fn retry(
-        &self,
-        answer: &Answer<'_>,
-        modes: Modes,
-        request: &Request<'_>,
-    ) -> Option<Retry> {
+    pub(super) fn retry(&self, answer: &Answer<'_>, modes: Modes, request: &Request<'_>) -> Option<Retry> {
         if answer.passes { None } else { Some(self.jittered(answer.retry(modes, request))) }
     }
 
