@@ -64,7 +64,7 @@ impl Submit for Cluster {
     }
 
     fn local_share_basis(&self) -> LocalShareBasis {
-        self.0.with_node(|node, _| node.standing())
+        self.0.with_node(|node, _| node.local_share_basis())
     }
 
     fn extent(&self) -> RemoteExtent {

@@ -78,7 +78,7 @@ pub(super) struct CurrentTerms {
 
 impl ActiveTerms<'_> {
     /// The terms of the bucket with these pairs. `None` if it is invalid.
-    pub(super) fn of(&self, pairs: &[Entry<'_>]) -> Option<CurrentTerms> {
+    pub(super) fn terms_of(&self, pairs: &[Entry<'_>]) -> Option<CurrentTerms> {
         if !has_valid_keys(pairs) {
             return None;
         }

@@ -178,7 +178,7 @@ impl QuotaStream {
         let number = match known {
             Some(number) => self.look_up(number, active, &report.pairs),
             None => {
-                let Some(current) = active.of(&report.pairs) else { return stats.invalid.increase() };
+                let Some(current) = active.terms_of(&report.pairs) else { return stats.invalid.increase() };
                 let inserted = if is_assignable { self.insert(current) } else { Err(current.terms) };
                 match inserted {
                     Ok(number) => number,
@@ -203,7 +203,7 @@ impl QuotaStream {
         if self.buckets.get(&number).is_none_or(is_current) {
             return number;
         }
-        let Some(current) = active.of(pairs) else { return number };
+        let Some(current) = active.terms_of(pairs) else { return number };
         self.change_terms(number, current)
     }
 
@@ -335,7 +335,7 @@ impl QuotaStream {
         else {
             return;
         };
-        let Some(current) = active.of(&decode::pairs_of_id(id)) else { return };
+        let Some(current) = active.terms_of(&decode::pairs_of_id(id)) else { return };
         let needs_report = match (&bucket.terms, &current.terms) {
             (before, after) if before == after => false,
             (BucketTerms::Divide(before, ..), BucketTerms::Divide(key, ..)) => before != key,

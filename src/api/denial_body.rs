@@ -85,7 +85,7 @@ impl DenialBodies {
     /// The body of a reply, which says when to retry; `None` if the request passes, if no body is
     /// set, or if it is too large.
     #[inline]
-    pub(super) fn of<'b, 'a: 'b>(
+    pub(super) fn body_of<'b, 'a: 'b>(
         &'b self,
         domain: &str,
         rules: &'b KeyedRules,
@@ -93,11 +93,11 @@ impl DenialBodies {
         modes: Modes,
         when: When<'_>,
     ) -> Option<Body<'b>> {
-        if answer.passes { None } else { self.of_refusal(domain, rules, answer, modes, when) }
+        if answer.passes { None } else { self.refusal_body(domain, rules, answer, modes, when) }
     }
 
     #[inline(never)]
-    fn of_refusal<'b, 'a: 'b>(
+    fn refusal_body<'b, 'a: 'b>(
         &'b self,
         domain: &str,
         rules: &'b KeyedRules,
@@ -177,7 +177,7 @@ mod tests {
         ] {
             let statuses = [Status { degraded, ..status }].into_iter().collect();
             let answer = Answer { passes: false, passes_in_shadow: false, delay: Duration::ZERO, statuses };
-            let body = bodies.of("d", &rules, &answer, Modes::default(), When::default()).unwrap();
+            let body = bodies.body_of("d", &rules, &answer, Modes::default(), When::default()).unwrap();
             let json: serde_json::Value = serde_json::from_str(&body.text).unwrap();
             let expected =
                 serde_json::json!({"type": kind, "title": title, "violated-policies": ["override"]});

@@ -25,7 +25,7 @@ use crate::api::{
 pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Result<Vec<u8>, Error> {
     let (position, size) = match method {
         Method::Decide(_) => (Position::Call, CallSize::new(bounds)),
-        Method::Operator(OperatorVerb::SetLimits) => (Position::Call, CallSize::of_limits(bounds)),
+        Method::Operator(OperatorVerb::SetLimits) => (Position::Call, CallSize::for_limits(bounds)),
         Method::ShouldRateLimit | Method::Hold(_) | Method::Operator(_) => {
             (Position::Request, CallSize::new(bounds))
         }

@@ -83,12 +83,12 @@ impl LimitLookups {
         let answers = match &self.store {
             LimitStore::Redis(values, prefix) => {
                 let keys: Vec<_> = lookups.iter().map(|lookup| redis_key(prefix, lookup)).collect();
-                values.read(&keys).await.into_iter().map(|value| self.of_redis(value)).collect()
+                values.read(&keys).await.into_iter().map(|value| self.redis_answer(value)).collect()
             }
             LimitStore::Url(values) => {
                 let read = async |lookup: &LimitLookup| {
                     let value = values.read(&lookup.domain, &lookup.descriptor, lookup.etag());
-                    self.of_url(value.await)
+                    self.url_answer(value.await)
                 };
                 join_all(lookups.iter().map(read)).await
             }
@@ -101,7 +101,7 @@ impl LimitLookups {
         }
     }
 
-    fn of_redis(&self, value: StoredValue) -> LookupAnswer {
+    fn redis_answer(&self, value: StoredValue) -> LookupAnswer {
         match value {
             StoredValue::Absent => self.answered(LookupAnswer::Absent),
             StoredValue::Value(json) => self.answered(LookupAnswer::Value { json, etag: None }),
@@ -110,7 +110,7 @@ impl LimitLookups {
         }
     }
 
-    fn of_url(&self, fetched: Result<Fetched, String>) -> LookupAnswer {
+    fn url_answer(&self, fetched: Result<Fetched, String>) -> LookupAnswer {
         match fetched {
             Ok(Fetched::Absent) => self.answered(LookupAnswer::Absent),
             Ok(Fetched::Unchanged) => self.answered(LookupAnswer::Unchanged),

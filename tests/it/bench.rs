@@ -215,7 +215,7 @@ async fn bench_replaces_connection_after_goaway_without_errors() {
 #[tokio::test]
 async fn bench_works_over_tls_and_unix_socket() {
     let authority = Authority::new("ours");
-    let files = Files::of(&authority.server());
+    let files = Files::new(&authority.server());
     files.write("ca.crt", &authority.pem);
     let settings = files.settings("grpc");
     let service = Service::start_with(RULES, &borrowed(&settings)).await;

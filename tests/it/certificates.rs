@@ -59,7 +59,7 @@ impl Authority {
 pub struct Files(pub TempDir);
 
 impl Files {
-    pub fn of(pair: &Pair) -> Self {
+    pub fn new(pair: &Pair) -> Self {
         let files = Self(tempfile::tempdir().unwrap());
         files.replace(pair);
         files

@@ -94,9 +94,9 @@ async fn shutdown_keeps_unix_socket_of_another_process() {
 #[tokio::test]
 async fn ask_command_uses_tls_and_client_certificate() {
     let ours = Authority::new("ours");
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let service = Service::start_with(RULES, &borrowed(&files.mutual("grpc", &ours))).await;
-    let client = Files::of(&ours.pair(&["edge"], 2100));
+    let client = Files::new(&ours.pair(&["edge"], 2100));
     let to = service.addresses.grpc.to_string();
     let (ca, cert, key) = (files.path("ca.crt"), client.path("tls.crt"), client.path("tls.key"));
     let shown = ["--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key];

@@ -65,7 +65,7 @@ async fn slow_http_headers_are_closed_while_others_are_answered() {
 #[tokio::test]
 async fn half_open_handshakes_are_closed_while_others_are_answered() {
     let ours = Authority::new("ours");
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let mut settings = files.settings("grpc");
     settings.push(("grpc.handshake_timeout".to_owned(), "1s".to_owned()));
     let service = Service::start_with(RULES, &borrowed(&settings)).await;

@@ -152,7 +152,7 @@ async fn many_open_connections_of_one_address_have_one_share() {
 #[tokio::test]
 async fn connections_with_one_certificate_name_share_their_ids() {
     let ours = Authority::new("ours");
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let mut settings = files.mutual("grpc", &ours);
     settings.push(("store.memory_limit".to_owned(), "1MiB".to_owned()));
     let service = Service::start_with(RULES, &borrowed(&settings)).await;

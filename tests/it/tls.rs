@@ -61,7 +61,7 @@ async fn start(settings: &[(String, String)]) -> Service {
 #[tokio::test]
 async fn only_client_that_trusts_the_authority_is_answered() {
     let (ours, other) = (Authority::new("ours"), Authority::new("other"));
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let service = start(&files.settings("grpc")).await;
     assert!(is_answered(&service, &ours, None).await);
     assert!(!is_answered(&service, &other, None).await);
@@ -74,7 +74,7 @@ async fn only_client_that_trusts_the_authority_is_answered() {
 #[tokio::test]
 async fn client_certificate_of_configured_authority_is_required() {
     let (ours, clients, other) = (Authority::new("ours"), Authority::new("clients"), Authority::new("other"));
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let service = start(&files.mutual("grpc", &clients)).await;
     assert!(is_answered(&service, &ours, Some(&clients.pair(&["edge"], 2100))).await);
     assert!(!is_answered(&service, &ours, None).await, "none");
@@ -97,7 +97,7 @@ async fn client_certificate_of_configured_authority_is_required() {
 #[tokio::test]
 async fn client_certificate_needs_an_allowed_name() {
     let ours = Authority::new("ours");
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let mut settings = files.mutual("grpc", &ours);
     let names = "edge.shop, spiffe://shop/edge, 10.1.2.3";
     settings.push(("grpc.tls_client_san".to_owned(), names.to_owned()));
@@ -112,7 +112,7 @@ async fn client_certificate_needs_an_allowed_name() {
 
 #[tokio::test]
 async fn tls_1_1_is_refused() {
-    let files = Files::of(&Authority::new("ours").server());
+    let files = Files::new(&Authority::new("ours").server());
     let service = start(&files.settings("grpc")).await;
     let mut stream = TcpStream::connect(service.addresses.grpc.to_string()).await.unwrap();
     // A TLS 1.1 ClientHello with one known cipher suite.
@@ -128,7 +128,7 @@ async fn tls_1_1_is_refused() {
 #[tokio::test]
 async fn http_1_and_2_are_served_over_tls() {
     let ours = Authority::new("ours");
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("rules.yaml"), RULES).unwrap();
     let server = Server::bind(settings(&folder, &borrowed(&files.settings("http"))), Clock::manual(START));
@@ -149,7 +149,7 @@ async fn http_1_and_2_are_served_over_tls() {
 #[tokio::test]
 async fn certificate_swap_under_load_fails_no_call() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
-    let files = Files::of(&old.server());
+    let files = Files::new(&old.server());
     let service = start(&files.settings("grpc")).await;
     let both = [&old.pem, &new.pem].map(Certificate::from_pem);
     let endpoint = Endpoint::from_shared(format!("https://{}", service.addresses.grpc)).unwrap();
@@ -187,7 +187,7 @@ async fn certificate_swap_under_load_fails_no_call() {
 #[tokio::test]
 async fn changed_client_authority_is_reloaded() {
     let (ours, clients, next) = (Authority::new("ours"), Authority::new("clients"), Authority::new("next"));
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let service = start(&files.mutual("grpc", &clients)).await;
     let (old, new) = (clients.pair(&["edge"], 2100), next.pair(&["edge"], 2100));
     assert!(!is_answered(&service, &ours, Some(&new)).await);
@@ -203,7 +203,7 @@ async fn changed_client_authority_is_reloaded() {
 async fn bad_certificates_at_reload_keep_old_and_are_counted_once() {
     let ours = Authority::new("ours");
     let (good, other) = (ours.server(), ours.server());
-    let files = Files::of(&good);
+    let files = Files::new(&good);
     let service = Service::start_on_this_thread(RULES, &borrowed(&files.settings("grpc"))).await;
     let errors = || service.counters.grpc.certificate_errors.get();
     let bad = [
@@ -235,7 +235,7 @@ async fn bad_certificates_at_reload_keep_old_and_are_counted_once() {
 #[tokio::test]
 async fn certificate_not_valid_yet_is_loaded_when_valid() {
     let ours = Authority::new("ours");
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let service = start(&files.settings("grpc")).await;
     let figures = || &service.counters.grpc;
     let day = Duration::from_secs(24 * 60 * 60);
@@ -264,13 +264,13 @@ async fn bad_certificates_refuse_start_and_name_the_setting() {
     ];
     let rules = tempfile::tempdir().unwrap();
     for (pair, setting, why) in cases {
-        let files = Files::of(&pair);
+        let files = Files::new(&pair);
         let settings = settings(&rules, &borrowed(&files.settings("grpc")));
         let error = Server::bind(settings, Clock::manual(START)).await.unwrap_err();
         let text = error.to_string();
         assert!(text.starts_with(setting) && text.contains(why), "{text}");
     }
-    let files = Files::of(&good);
+    let files = Files::new(&good);
     for (text, why) in [("", "the file has no certificate"), (expired_authority(), "expired at")] {
         let mut lines = files.mutual("grpc", &ours);
         files.write("ca.crt", text);
@@ -294,7 +294,7 @@ fn expired_authority() -> &'static str {
 
 #[tokio::test]
 async fn stats_show_expiry_of_active_certificate() {
-    let files = Files::of(&Authority::new("ours").server());
+    let files = Files::new(&Authority::new("ours").server());
     let service = start(&files.settings("grpc")).await;
     let ends = service.counters.grpc.certificate_expires().unwrap();
     // The first second of 2100.
@@ -320,7 +320,7 @@ async fn tls_stream(address: SocketAddr, authority: &Authority, protocols: &[&st
 #[tokio::test]
 async fn idle_http2_client_without_ping_ack_delays_no_shutdown() {
     let ours = Authority::new("ours");
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let mut settings = files.settings("http");
     // Longer than the test waits.
     settings.push(("drain.timeout".to_owned(), "300s".to_owned()));

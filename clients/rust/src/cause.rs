@@ -20,7 +20,7 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    pub(crate) fn of(status: &Status) -> Self {
+    pub(crate) fn from_status(status: &Status) -> Self {
         let Some(first) = status.source() else {
             return if is_not_ready(status) { Self::NotReady } else { Self::Server };
         };

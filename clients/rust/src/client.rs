@@ -84,7 +84,7 @@ impl Client {
             }
         };
         let reply = waiting.reply().await;
-        let answer = reply.and_then(|reply| Ok((Decision::of_answer(reply.answer)?, reply.sent)));
+        let answer = reply.and_then(|reply| Ok((Decision::from_answer(reply.answer)?, reply.sent)));
         match answer {
             Ok((decision, sent)) => {
                 measured.outcome = if decision.allowed { Outcome::Allowed } else { Outcome::Denied };
@@ -153,5 +153,5 @@ impl From<Status> for Error {
 /// The decision on the only request of a call.
 fn only(answers: Result<Vec<v1::Answer>, Status>) -> Result<Decision, Error> {
     let answer = answers.and_then(|answers| answers_to(1, answers)).map(Vec::into_iter)?.next();
-    Ok(Decision::of_answer(answer.unwrap_or_default())?)
+    Ok(Decision::from_answer(answer.unwrap_or_default())?)
 }

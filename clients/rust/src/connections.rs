@@ -107,7 +107,7 @@ impl Connections {
                     Err(status) => status,
                 };
                 tries += 1;
-                match Cause::of(&status) {
+                match Cause::from_status(&status) {
                     Cause::NotReady if refusal.is_none() => refusal = Some((connection.address, status)),
                     Cause::NotReady | Cause::Server => return Err(status),
                     Cause::Timeout => return Err(late()),

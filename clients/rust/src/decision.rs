@@ -136,7 +136,7 @@ impl Decision {
     }
 
     /// Translates an answer. An answer without a verdict is an error.
-    pub(crate) fn of_answer(answer: v1::Answer) -> Result<Self, Status> {
+    pub(crate) fn from_answer(answer: v1::Answer) -> Result<Self, Status> {
         use v1::answer::Verdict;
 
         let allowed = match answer.verdict() {
@@ -154,7 +154,7 @@ impl Decision {
             source: Source::Server,
             delay: duration(answer.delay),
             retry_after: answer.retry_after.map(|wait| duration(Some(wait))),
-            limits: answer.limits.into_iter().map(LimitStatus::of_message).collect(),
+            limits: answer.limits.into_iter().map(LimitStatus::from_message).collect(),
             degraded: answer.degraded,
             no_answer: None,
             never_because: Some(answer.never_because).filter(|reason| !reason.is_empty()),
@@ -163,7 +163,7 @@ impl Decision {
 }
 
 impl LimitStatus {
-    fn of_message(limit: v1::LimitStatus) -> Self {
+    fn from_message(limit: v1::LimitStatus) -> Self {
         Self {
             descriptor: limit.descriptor_index as usize,
             // A newer server may know more of them.

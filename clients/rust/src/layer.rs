@@ -85,7 +85,7 @@ where
         let clone = self.inner.clone();
         let mut ready = std::mem::replace(&mut self.inner, clone);
         Box::pin(async move {
-            let protocol = Protocol::of(request.headers());
+            let protocol = Protocol::from_headers(request.headers());
             let Ok(decision) = checker.check(&limited).await else {
                 return Ok(protocol.failure().map(Either::Right));
             };
@@ -109,7 +109,7 @@ enum Protocol {
 }
 
 impl Protocol {
-    fn of(headers: &HeaderMap) -> Self {
+    fn from_headers(headers: &HeaderMap) -> Self {
         let content_type = headers.get(CONTENT_TYPE).map(http::HeaderValue::as_bytes);
         if content_type.is_some_and(|value| value.starts_with(b"application/grpc")) {
             Self::Grpc

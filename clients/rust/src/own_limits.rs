@@ -142,11 +142,11 @@ fn results_for(keys: usize, results: Vec<v1::LimitResult>) -> Result<Vec<LimitRe
         let message = format!("{} answers to {keys} requests", results.len());
         return Err(NoAnswer { code: Code::Internal, message }.into());
     }
-    Ok(results.into_iter().map(LimitResult::of_message).collect())
+    Ok(results.into_iter().map(LimitResult::from_message).collect())
 }
 
 impl LimitResult {
-    fn of_message(v1::LimitResult { limit, rule, error }: v1::LimitResult) -> Self {
+    fn from_message(v1::LimitResult { limit, rule, error }: v1::LimitResult) -> Self {
         let error = error.map(|error| LimitError {
             code: Code::from_i32(error.code),
             reason: error.get_details_error_info().map(|info| info.reason).unwrap_or_default(),

@@ -134,7 +134,7 @@ impl Reservation {
         let method = |mut server: Server, call: Call<_>| async move { server.reserve(call).await };
         let response = inner.connections.call(message, deadline, method).await;
         let answer = response.and_then(|response| {
-            let decision = Decision::of_answer(response.answer.unwrap_or_default())?;
+            let decision = Decision::from_answer(response.answer.unwrap_or_default())?;
             Ok((decision, response.reservation_id, response.ended))
         });
         match answer {
@@ -203,13 +203,13 @@ impl Reservation {
             check_size(&message)?;
             let method = |mut server: Server, call: Call<_>| async move { server.settle(call).await };
             let response = calls.call(message, deadline, method).await?;
-            Ok(Settlement::of_message(response.limits, response.unknown))
+            Ok(Settlement::from_message(response.limits, response.unknown))
         } else {
             let message = v1::CancelRequest { domain, descriptors, reservation_id };
             check_size(&message)?;
             let method = |mut server: Server, call: Call<_>| async move { server.cancel(call).await };
             let response = calls.call(message, deadline, method).await?;
-            Ok(Settlement::of_message(response.limits, response.unknown))
+            Ok(Settlement::from_message(response.limits, response.unknown))
         }
     }
 
@@ -219,7 +219,7 @@ impl Reservation {
 }
 
 impl Settlement {
-    fn of_message(limits: Vec<v1::SettledLimit>, unknown: bool) -> Self {
+    fn from_message(limits: Vec<v1::SettledLimit>, unknown: bool) -> Self {
         let limits = limits.into_iter().map(|limit| SettledLimit {
             descriptor: limit.descriptor_index as usize,
             outcome: limit.outcome(),

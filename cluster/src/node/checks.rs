@@ -79,7 +79,7 @@ impl Router<'_> {
     /// the forwards already; a second charge is strict, never lenient.
     pub(super) fn member_departed(&mut self, member: MemberId) {
         for key in self.borrower.keys() {
-            let owner = self.slots.ownership.owner(self.slots.of(key));
+            let owner = self.slots.ownership.owner(self.slots.slot_of(key));
             if owner.is_some_and(|owner| owner.member == member) {
                 self.return_grant(key);
             }
@@ -123,7 +123,7 @@ impl Router<'_> {
         let members = cx.members;
         let now = cx.now;
         let intended = |key| {
-            let owner = members.placement.owner(slots.of(key));
+            let owner = members.placement.owner(slots.slot_of(key));
             owner.filter(|owner| members.is_reachable(*owner, now))
         };
         let is_reachable = |key| intended(key).is_some();
@@ -179,7 +179,7 @@ impl Router<'_> {
 
     /// Decides the check if this replica owns its slot or has borrowed hits. Returns the check to forward otherwise.
     fn decide(&mut self, mut open: OpenCheck) -> Option<OpenCheck> {
-        if self.slots.ownership.owns(self.slots.of(open.check.key)) {
+        if self.slots.ownership.owns(self.slots.slot_of(open.check.key)) {
             if self.cx.members.is_isolated() && !open.check.operation.is_applied_in_isolation() {
                 self.owner_unreachable(open);
                 return None;
@@ -218,7 +218,7 @@ impl Router<'_> {
     }
 
     fn forward(&mut self, open: OpenCheck) {
-        let slot = self.slots.of(open.check.key);
+        let slot = self.slots.slot_of(open.check.key);
         let members = &self.cx.members;
         let owner = self.slots.ownership.owner(slot).map(|owner| owner.member);
         let other = owner.filter(|owner| *owner != members.local_id() && !members.is_departed(*owner));

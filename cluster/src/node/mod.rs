@@ -163,7 +163,7 @@ impl ClusterNode {
     }
 
     /// What decisions without owners depend on.
-    pub(crate) fn standing(&self) -> LocalShareBasis {
+    pub(crate) fn local_share_basis(&self) -> LocalShareBasis {
         LocalShareBasis { replicas: self.members.healthy(), now: self.wall }
     }
 

@@ -81,7 +81,7 @@ impl CallSize {
     }
 
     /// An empty call that sets limits.
-    pub fn of_limits(bounds: RequestBounds) -> Self {
+    pub fn for_limits(bounds: RequestBounds) -> Self {
         let bounds = RequestBounds { requests: LIMITS_MAX, ..bounds };
         Self { too_many: TooLarge::Limits, ..Self::new(bounds) }
     }

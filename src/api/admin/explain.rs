@@ -113,7 +113,7 @@ async fn explain(state: &AdminState, message: &[u8]) -> Result<Json<Value>, Admi
     let answer = &explanation.answer;
     let never = answer.never_because(modes, &asked);
     let when = When { retry_after: answer.retry_after(modes, &asked), never_because: never.as_deref() };
-    let denial_body = state.api.denial_bodies.of(asked.domain(), rules, answer, modes, when);
+    let denial_body = state.api.denial_bodies.body_of(asked.domain(), rules, answer, modes, when);
     body["denial_body"] =
         denial_body.map(|body| json!({"content_type": body.content_type, "text": body.text})).into();
     let status = state.active_rules.status();

@@ -72,7 +72,7 @@ const BODY_BYTES_MAX: usize = 64 * 1024;
 /// token. Requests that a web page of another origin can cause are refused; without a token file, those to a `Host` other
 /// than the loopback too.
 pub fn router(state: AdminState, token_file: Option<PathBuf>, more: Router) -> Router {
-    let doctor = get(doctor::of_replica).post(doctor::of_envoy);
+    let doctor = get(doctor::diagnose_replica).post(doctor::diagnose_envoy);
     let doctor = doctor.layer(DefaultBodyLimit::max(doctor::BODY_BYTES_MAX));
     let endpoints = Router::new()
         .route("/endpoints", get(endpoints))

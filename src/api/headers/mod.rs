@@ -64,7 +64,7 @@ struct VisibleLimit<'s> {
 impl HeaderSettings {
     /// The headers of a reply, with the time that [`HeaderSettings::retry`] has returned.
     #[inline]
-    pub(super) fn of(
+    pub(super) fn headers_of(
         &self,
         view: &ActiveView<'_>,
         request: &Request<'_>,
@@ -73,7 +73,7 @@ impl HeaderSettings {
         retry: Option<Retry>,
     ) -> Vec<HeaderValue> {
         if self.shows_limits() || self.shows_retry() && retry.is_some() {
-            self.of_any(view, request, answer, modes, retry)
+            self.any_headers(view, request, answer, modes, retry)
         } else {
             Vec::new()
         }
@@ -89,7 +89,7 @@ impl HeaderSettings {
 
     // `inline(never)`: keeps the stack frame of replies without headers small.
     #[inline(never)]
-    fn of_any(
+    fn any_headers(
         &self,
         view: &ActiveView<'_>,
         request: &Request<'_>,

@@ -80,10 +80,10 @@ impl Api {
         self.observe(request, view, answer);
         let modes = self.limiter.modes();
         let retry = self.headers.retry(answer, modes, request);
-        let mut headers = self.headers.of(view, request, answer, modes, retry);
+        let mut headers = self.headers.headers_of(view, request, answer, modes, retry);
         let never = answer.never_because(modes, request);
         let when = When { retry_after: retry.and_then(Retry::after), never_because: never.as_deref() };
-        let body = self.denial_bodies.of(request.domain(), view.rules(), answer, modes, when);
+        let body = self.denial_bodies.body_of(request.domain(), view.rules(), answer, modes, when);
         headers.extend(body.as_ref().map(content_type));
         let metadata = format.sent.as_ref().map(|sent| metadata::metadata(sent, request, answer));
         let body = body.as_ref().map_or(&[][..], |body| body.text.as_bytes());

@@ -301,7 +301,7 @@ async fn repeated(view: &ActiveView<'_>, checked: &CheckedChange<'_>) -> Option<
 
 /// Each limit counts as a request with one descriptor.
 fn require_bounds(limits: &[v1::SetLimit], bounds: RequestBounds) -> Result<(), Error> {
-    let mut size = CallSize::of_limits(bounds);
+    let mut size = CallSize::for_limits(bounds);
     for set in limits {
         size.request()?;
         let Some(descriptor) = set.limit.as_ref().and_then(|limit| limit.key.as_ref()) else {

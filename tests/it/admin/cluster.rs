@@ -29,7 +29,7 @@ struct Cluster {
 
 impl Cluster {
     /// `number` replicas that agree on the owner of every slot.
-    async fn of(number: usize) -> Self {
+    async fn start(number: usize) -> Self {
         let (folder, file) = secret();
         let mut replicas = vec![Service::start_with(RULES, &settings(&file, "off")).await];
         let seed = address(&replicas[0]).await;
@@ -79,7 +79,7 @@ fn serving(view: &Value) -> usize {
 
 #[tokio::test]
 async fn every_replica_shows_same_members_and_slot_counts() {
-    let cluster = Cluster::of(2).await;
+    let cluster = Cluster::start(2).await;
     let mut held = 0;
     for replica in &cluster.replicas {
         let view = ok_json(replica, "GET", "/cluster", "").await;
@@ -99,7 +99,7 @@ async fn every_replica_shows_same_members_and_slot_counts() {
 
 #[tokio::test]
 async fn counter_can_be_shown_and_changed_from_any_replica() {
-    let cluster = Cluster::of(2).await;
+    let cluster = Cluster::start(2).await;
     let [first, second] = &cluster.replicas[..] else { panic!("there are two") };
     // Some of these keys belong to the one replica, some to the other.
     for user in ["ann", "bob", "cid", "dan", "eve", "fay"] {
@@ -150,7 +150,7 @@ async fn counter_can_be_shown_and_changed_from_any_replica() {
 
 #[tokio::test]
 async fn explanation_of_several_limits_is_equal_on_every_replica() {
-    let cluster = Cluster::of(2).await;
+    let cluster = Cluster::start(2).await;
     let [first, second] = &cluster.replicas[..] else { panic!("there are two") };
     for user in ["ann", "bob", "cid", "dan"] {
         first.call(with_hits(request_for("shop", "user", user), 8)).await.unwrap();
@@ -194,7 +194,7 @@ async fn counter_of_unreachable_owner_answers_503_with_reason() {
 
 #[tokio::test]
 async fn declare_dead_removes_only_that_member_at_once() {
-    let cluster = Cluster::of(2).await;
+    let cluster = Cluster::start(2).await;
     let [first, second] = &cluster.replicas[..] else { panic!("there are two") };
     let id = |view: &Value| view["self"].as_str().unwrap().to_owned();
     let (own, others) =

@@ -28,7 +28,7 @@ async fn failed_accepts_and_full_listeners_are_found_by_listener() {
 #[tokio::test]
 async fn certificate_renewal_that_failed_is_found_until_it_succeeds() {
     let authority = Authority::new("ca");
-    let files = Files::of(&authority.server());
+    let files = Files::new(&authority.server());
     let of_files = files.settings("grpc");
     let settings = [&borrowed(&of_files)[..], &[("tls.poll_interval", "50ms")]].concat();
     let service = Service::start_with(RULES, &settings).await;

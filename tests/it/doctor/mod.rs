@@ -208,7 +208,7 @@ async fn full_memory_is_found_with_what_it_cost() {
 
 #[tokio::test]
 async fn certificate_is_found_before_and_after_its_end() {
-    let files = Files::of(&Authority::new("ca").pair(&["localhost"], 2030));
+    let files = Files::new(&Authority::new("ca").pair(&["localhost"], 2030));
     let service = Service::start_with(RULES, &borrowed(&files.settings("grpc"))).await;
     assert!(findings(&service).await.is_empty());
     let end = service.counters.grpc.certificate_expires().unwrap();

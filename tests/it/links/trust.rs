@@ -263,7 +263,7 @@ async fn world_readable_secret_file_logs_a_warning() {
 
 /// Configured certificates of this authority.
 fn trust_of(authority: &Authority) -> (certificates::Files, Trust) {
-    let files = certificates::Files::of(&authority.server());
+    let files = certificates::Files::new(&authority.server());
     files.write("ca.crt", &authority.pem);
     let [cert, key, ca] = ["tls.crt", "tls.key", "ca.crt"].map(|name| files.path(name).into());
     let poll_interval = Duration::from_millis(50);

@@ -175,7 +175,7 @@ async fn token_is_read_again_for_each_request() {
 #[tokio::test]
 async fn server_over_tls_needs_a_certificate_of_the_authority() {
     let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    let files = Files::of(&ours.pair(&["client"], 2100));
+    let files = Files::new(&ours.pair(&["client"], 2100));
     files.write("ca.crt", &theirs.pem);
     let server = RulesServer::start_tls(document("one", 1), &ours.server(), Some(&ours)).await;
     let url = server.url().replace("http:", "https:");
@@ -198,7 +198,7 @@ async fn server_over_tls_needs_a_certificate_of_the_authority() {
 #[tokio::test]
 async fn redirect_from_tls_to_plaintext_is_refused() {
     let ours = Authority::new("ours");
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     files.write("ca.crt", &ours.pem);
     let plain = RulesServer::start(document("one", 1)).await;
     let reply = Reply::status("301 Moved Permanently", &format!("location: {}\r\n", plain.url()));

@@ -37,7 +37,8 @@ impl SentDescriptors {
         let domain = domain.unwrap_or_default();
         for item in items.iter().filter_map(Value::as_object) {
             let entries = field(item, "entries").and_then(Value::as_array).into_iter().flatten();
-            let entries = entries.map(|entry| of_network_filter(entry.as_object()?)).collect::<Option<_>>();
+            let entries =
+                entries.map(|entry| network_filter_entry(entry.as_object()?)).collect::<Option<_>>();
             self.in_domain(&domain, entries.unwrap_or_default(), EnvoyCharge::Request, place(item));
         }
     }
@@ -111,7 +112,7 @@ fn charge(item: &Map<String, Value>) -> EnvoyCharge {
 }
 
 /// An entry of the network filter; `None` if its key depends on the connection.
-fn of_network_filter(entry: &Map<String, Value>) -> Option<EnvoyEntry> {
+fn network_filter_entry(entry: &Map<String, Value>) -> Option<EnvoyEntry> {
     let key = text(entry, "key")?;
     (!key.contains('%')).then(|| EnvoyEntry { key, value: fixed(text(entry, "value")) })
 }

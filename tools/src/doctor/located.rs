@@ -34,16 +34,16 @@ pub(super) fn documents(bytes: &[u8], file: &str) -> Result<Vec<Value>, String> 
                 let Mark { line, column } = problem.mark;
                 return Err(format!("{line}:{column}: {}", problem.value));
             }
-            Ok(stream.documents.iter().map(|document| of_yaml(document, file)).collect())
+            Ok(stream.documents.iter().map(|document| from_yaml(document, file)).collect())
         }
     }
 }
 
-fn of_yaml(node: &YamlNode<'_>, file: &str) -> Value {
+fn from_yaml(node: &YamlNode<'_>, file: &str) -> Value {
     match &node.value {
-        YamlValue::List(items) => items.iter().map(|item| of_yaml(item, file)).collect(),
+        YamlValue::List(items) => items.iter().map(|item| from_yaml(item, file)).collect(),
         YamlValue::Mapping(pairs) => {
-            let fields = pairs.iter().map(|pair| (pair.key.to_string(), of_yaml(&pair.value, file)));
+            let fields = pairs.iter().map(|pair| (pair.key.to_string(), from_yaml(&pair.value, file)));
             placed(fields.collect(), file, node.mark)
         }
         // Numbers that JSON cannot hold are in no field that is read here.

@@ -22,7 +22,7 @@ use crate::{
         generator::Generated,
         input::{Recorded, file},
         progress::Progress,
-        report::{SimulationReport, of_paths},
+        report::{SimulationReport, rules_at},
         suggest::{Goal, Suggestion, suggest},
     },
 };
@@ -183,7 +183,7 @@ impl Simulation {
             let side = Side::new(tried, &mut table, self.flags.memory_limit, Refusals::WithShadow);
             let mut replay = Replay::new(table, side, None, self.flags.users_max);
             replay.run(&mut *self.source()?, &self.progress)?;
-            Ok(of_paths(&replay, paths))
+            Ok(rules_at(&replay, paths))
         };
         let found = suggest(&rules, goal, span, &self.progress, &mut replay)?;
         Ok(found.unwrap_or_default())

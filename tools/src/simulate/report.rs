@@ -151,7 +151,7 @@ fn by_rule(replay: &Replay, counts: &[UserCounts]) -> Vec<RuleReport> {
 }
 
 /// The rules of the first side with these paths.
-pub(super) fn of_paths(replay: &Replay, paths: &[String]) -> Vec<RuleReport> {
+pub(super) fn rules_at(replay: &Replay, paths: &[String]) -> Vec<RuleReport> {
     let counts = replay.users.counts(replay.table.rules.len());
     let report = |path: &String| RuleReport::new(replay, &counts, replay.table.find(path)?);
     paths.iter().map(|path| report(path).unwrap_or_default()).collect()

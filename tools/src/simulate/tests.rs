@@ -137,7 +137,7 @@ fn suggested(text: &str, source: &Requests, goal: Goal) -> Vec<Suggestion> {
         let side = Side::new(rules, &mut table, MEMORY, Refusals::WithShadow);
         let mut replay = Replay::new(table, side, None, 1_000);
         replay.run(&mut source.clone(), &progress)?;
-        Ok(report::of_paths(&replay, paths))
+        Ok(report::rules_at(&replay, paths))
     };
     let at = |request: Option<&(u64, _, _, _)>| request.map_or(0, |(at, ..)| *at);
     let span = Duration::from_millis(at(source.0.last()) - at(source.0.first()));

@@ -43,7 +43,7 @@ pub(super) fn replay_cache(mut vector: Fields) {
             let reset = step.get("reset_after_ms").or(wait);
             let limit = json!({"refused": true, "reset_after_ms": reset, "retry_after_ms": wait});
             let answer = json!({"verdict": "denied", "retry_after_ms": wait, "limits": [limit]});
-            let decision = Decision::of_answer(answer_of(answer)).unwrap();
+            let decision = Decision::from_answer(answer_of(answer)).unwrap();
             cache.begin(hasher.key_of(&request)).refuse(request.hits_of_each(), &decision, sent);
         } else if let Some(request) = request("refund") {
             cache.refund(hasher.key_of(&request), now);
@@ -145,7 +145,7 @@ impl SliceRun {
             Some("invalid") => return Err(InvalidRequest(String::new())),
             Some("no_answer") => (Decision::default_of(true, no_answer()), "chosen"),
             _ => {
-                let decision = Decision::of_answer(answer_of(answer)).unwrap();
+                let decision = Decision::from_answer(answer_of(answer)).unwrap();
                 let id = if decision.allowed && held { "held" } else { "" };
                 (decision, id)
             }

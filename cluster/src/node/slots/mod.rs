@@ -146,7 +146,7 @@ impl Slots {
     }
 
     /// The slot of a key.
-    pub(super) fn of(&self, key: Key) -> Slot {
+    pub(super) fn slot_of(&self, key: Key) -> Slot {
         Slot::for_key(key, self.len())
     }
 
@@ -163,7 +163,7 @@ impl Slots {
 
     /// Whether the owner of the key's slot is this replica or reachable.
     pub(super) fn is_owner_reachable(&self, key: Key, cx: &Context<'_>) -> bool {
-        let slot = self.of(key);
+        let slot = self.slot_of(key);
         let is_reachable = |owner: SlotOwner| cx.members.is_reachable(owner.member, cx.now);
         self.ownership.owns(slot) || self.ownership.owner(slot).is_some_and(is_reachable)
     }
@@ -399,7 +399,7 @@ impl Slots {
                 Some(outcome)
             }
             RemoteOperation::Absorb(consumed) => {
-                self.memory.add(self.of(*key), consumed.difference(&Default::default()), cx.wall);
+                self.memory.add(self.slot_of(*key), consumed.difference(&Default::default()), cx.wall);
                 None
             }
             RemoteOperation::Settle(settlement) => {
@@ -409,7 +409,7 @@ impl Slots {
             RemoteOperation::Divide(id, terms, report) => {
                 let limit = limit.clone();
                 let report = SubscriberReport { key: *key, limit, id: *id, terms: *terms, report: *report };
-                if self.may_divide(self.of(*key), cx) {
+                if self.may_divide(self.slot_of(*key), cx) {
                     self.assign(self.dividers.report(&report, cx.wall), cx);
                 }
                 None
@@ -432,7 +432,7 @@ impl Slots {
     ) -> Option<(OpenCheck, CheckReply)> {
         let CheckReply::Decided { outcome, .. } = &reply else { return Some((open, reply)) };
         let HoldOutcome::OwnLimit(changed) = &outcome.hold else { return Some((open, reply)) };
-        let slot = self.of(open.check.key);
+        let slot = self.slot_of(open.check.key);
         let has_backup = self.backup_sender.is_periodic() && cx.members.backup_owner(slot, cx.now).is_some();
         if changed.refusal.is_some() || !has_backup {
             return Some((open, reply));
@@ -444,7 +444,7 @@ impl Slots {
 
     /// The limit of its own of `key`, as far as this replica has its counter or a backup of it.
     pub(super) fn known_own_terms(&self, key: Key, wall: Timestamp) -> Option<OwnTerms> {
-        let in_backup = || self.backups.stored(self.of(key))?.contents.own_terms(key, wall).cloned();
+        let in_backup = || self.backups.stored(self.slot_of(key))?.contents.own_terms(key, wall).cloned();
         self.memory.own_terms(key, wall).or_else(in_backup)
     }
 

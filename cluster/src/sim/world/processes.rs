@@ -331,7 +331,7 @@ impl World {
                         continue;
                     };
                     let share = &mut process.local_share;
-                    let standing = process.node.standing();
+                    let standing = process.node.local_share_basis();
                     if let Some(outcomes) = call.complete(ticket.check, outcome, share, standing) {
                         let decided =
                             |by| outcomes.iter().filter(|each| each.decided_by == by).count() as u64;

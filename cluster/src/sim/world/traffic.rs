@@ -146,7 +146,7 @@ impl World {
             match outcome.decided_by {
                 DecidedBy::Lease => process.node.undo_leased(*key, limit, charged),
                 DecidedBy::Degraded => {
-                    let standing = process.node.standing();
+                    let standing = process.node.local_share_basis();
                     process.local_share.take_back(*key, limit, &mut outcome, standing);
                 }
                 DecidedBy::Counter | DecidedBy::Nothing => {}

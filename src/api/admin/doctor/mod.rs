@@ -26,12 +26,12 @@ use replica::FAILED_CALLS;
 /// The maximum size of the descriptors of an Envoy, in bytes.
 pub(super) const BODY_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-pub(super) async fn of_replica(State(sources): State<AdminState>) -> Result<Json<Value>, AdminError> {
+pub(super) async fn diagnose_replica(State(sources): State<AdminState>) -> Result<Json<Value>, AdminError> {
     examined(sources, Vec::new()).await
 }
 
 /// The findings, with those in what the descriptors of an Envoy and the rules do together.
-pub(super) async fn of_envoy(
+pub(super) async fn diagnose_envoy(
     State(sources): State<AdminState>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, AdminError> {

@@ -21,7 +21,7 @@ use crate::{
 async fn own_limit_names_the_certificate_that_has_set_it() {
     let (_folder, file) = token();
     let ours = Authority::new("ours");
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let settings = files.mutual("grpc", &ours);
     let settings = [&borrowed(&settings)[..], &[("admin.token_file", &file)]].concat();
     let service = Service::start_with(RULES, &settings).await;
@@ -38,7 +38,7 @@ async fn own_limit_names_the_certificate_that_has_set_it() {
 #[tokio::test]
 async fn certificate_with_an_allowed_name_changes_limits_without_the_token() {
     let ours = Authority::new("ours");
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let settings = files.mutual("grpc", &ours);
     let allowed = ("admin.limits_san", "spiffe://shop/billing, plans.shop");
     let service = Service::start_with(RULES, &[&borrowed(&settings)[..], &[allowed]].concat()).await;
@@ -78,11 +78,11 @@ async fn certificate_with_an_allowed_name_changes_limits_without_the_token() {
 #[tokio::test]
 async fn limits_command_uses_tls_and_client_certificate() {
     let ours = Authority::new("ours");
-    let files = Files::of(&ours.server());
+    let files = Files::new(&ours.server());
     let settings = files.mutual("http", &ours);
     let allowed = ("admin.limits_san", "plans.shop");
     let service = Service::start_unready(RULES, &[&borrowed(&settings)[..], &[allowed]].concat()).await;
-    let client = Files::of(&ours.pair(&["plans.shop"], 2100));
+    let client = Files::new(&ours.pair(&["plans.shop"], 2100));
     let to = service.addresses.http.to_string();
     let (ca, cert, key) = (files.path("ca.crt"), client.path("tls.crt"), client.path("tls.key"));
     let shown = ["--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key];

@@ -34,7 +34,7 @@ async fn reservation_over_two_replicas_is_settled_by_either() {
     let second = replica(CLUSTER_RULES, &secret, &address_of(&first).await).await;
     until_linked(&first).await;
     until_linked(&second).await;
-    let [mut one, mut other] = [Caller::of(&first).await, Caller::of(&second).await];
+    let [mut one, mut other] = [Caller::new(&first).await, Caller::new(&second).await];
     assert!(is_held(&one.reserve(hold(&users(), 6, "a")).await.unwrap(), "a"));
     assert_eq!(other.left(&users()).await, [4; 40]);
     let mut too_many = users();
@@ -60,7 +60,7 @@ async fn reservation_without_an_owner_is_unavailable_and_holds_nothing() {
         ["--cluster-listen", "127.0.0.1:0", "--cluster-secret-file", file, "--cluster-seed", &address];
     let second = Program::start(CLUSTER_RULES, &flags).await;
     until_linked(&first).await;
-    let mut caller = Caller::of(&first).await;
+    let mut caller = Caller::new(&first).await;
     second.signal("STOP").await;
     let error = caller.reserve(hold(&users(), 6, "a")).await.unwrap_err();
     assert_eq!((error.code(), reason_of(&error)), (Code::Unavailable, "OWNER_UNREACHABLE".to_owned()));

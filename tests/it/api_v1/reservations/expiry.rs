@@ -18,7 +18,7 @@ use crate::{
 #[tokio::test]
 async fn expired_reservation_is_released_or_stays_charged() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let ttl = Some(prost_types::Duration { seconds: 2, nanos: 0 });
     let on_expiry = OnExpiry::Charge.into();
     caller.reserve(ReserveRequest { ttl, ..hold(&tokens(), 100, "released") }).await.unwrap();
@@ -39,7 +39,7 @@ async fn expired_reservation_is_released_or_stays_charged() {
 #[tokio::test]
 async fn descriptors_of_a_reservation_expire_each_as_it_says() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let both = [
         Descriptor { on_expiry: Some(OnExpiry::Release.into()), ..with_hits(descriptor("places", "ann"), 1) },
         Descriptor { on_expiry: Some(OnExpiry::Charge.into()), ..descriptor("tokens", "ann") },
@@ -57,7 +57,7 @@ async fn descriptors_of_a_reservation_expire_each_as_it_says() {
 #[tokio::test]
 async fn place_of_a_reservation_is_kept_longer_than_hold_max() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let place = [descriptor("places", "ann")];
     for id in ["a", "b"] {
         assert!(is_held(&caller.reserve(hold(&place, 1, id)).await.unwrap(), id));

@@ -54,7 +54,7 @@ fn used(descriptors: &[Descriptor], actual: u64, id: &str) -> SettleRequest {
 struct Caller(RateLimiterClient<Channel>);
 
 impl Caller {
-    async fn of(service: &Service) -> Self {
+    async fn new(service: &Service) -> Self {
         Self(client(service).await)
     }
 
@@ -97,7 +97,7 @@ fn is_held(response: &ReserveResponse, id: &str) -> bool {
 #[tokio::test]
 async fn reservation_counts_at_once_and_settlement_gives_the_rest_back() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let held = caller.reserve(hold(&tokens(), 800, "a")).await.unwrap();
     let answer = held.answer.as_ref().unwrap();
     assert_eq!((held.reservation_id.as_str(), answer.verdict()), ("a", Verdict::Allowed));
@@ -116,7 +116,7 @@ async fn reservation_counts_at_once_and_settlement_gives_the_rest_back() {
 #[tokio::test]
 async fn reservation_over_several_limits_holds_all_or_nothing() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let no_rule = descriptor("no", "rule");
     let all =
         |user| [with_hits(descriptor("user", "ann"), user), no_rule.clone(), descriptor("tokens", "ann")];
@@ -133,7 +133,7 @@ async fn reservation_over_several_limits_holds_all_or_nothing() {
 #[tokio::test]
 async fn more_than_reserved_is_charged_as_far_as_the_limit_goes() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     caller.reserve(hold(&tokens(), 800, "a")).await.unwrap();
     let settled = caller.settle_one(used(&tokens(), 900, "a")).await;
     assert_eq!((settled.reserved, settled.not_charged, settled.remaining), (800, 0, 100));
@@ -145,7 +145,7 @@ async fn more_than_reserved_is_charged_as_far_as_the_limit_goes() {
 #[tokio::test]
 async fn more_than_reserved_becomes_a_debt_with_overdraft() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let debt = [descriptor("debt", "ann")];
     caller.reserve(hold(&debt, 800, "a")).await.unwrap();
     let settled = caller.settle_one(used(&debt, 2_000, "a")).await;
@@ -159,7 +159,7 @@ async fn more_than_reserved_becomes_a_debt_with_overdraft() {
 #[tokio::test]
 async fn canceled_reservation_gives_all_back_whatever_hits_are_sent() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let [tokens] = tokens();
     let descriptors = vec![with_hits(tokens, 900)];
     caller.reserve(hold(&descriptors, 1, "a")).await.unwrap();
@@ -175,7 +175,7 @@ async fn canceled_reservation_gives_all_back_whatever_hits_are_sent() {
 #[tokio::test]
 async fn repeated_calls_answer_as_the_first_and_change_nothing() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let held = caller.reserve(hold(&tokens(), 800, "a")).await.unwrap();
     assert_eq!(caller.reserve(hold(&tokens(), 800, "a")).await.unwrap(), held);
     assert_eq!(caller.left(&tokens()).await, [200]);
@@ -189,7 +189,7 @@ async fn repeated_calls_answer_as_the_first_and_change_nothing() {
 #[tokio::test]
 async fn repeated_reservation_says_that_it_has_ended() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let ttl = Some(prost_types::Duration { seconds: 2, nanos: 0 });
     let on_expiry = OnExpiry::Charge.into();
     let released = ReserveRequest { ttl, ..hold(&tokens(), 100, "released") };
@@ -216,7 +216,7 @@ async fn repeated_reservation_says_that_it_has_ended() {
 #[tokio::test]
 async fn ids_of_the_server_differ_and_are_settled() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let mut ids = Vec::new();
     for _ in 0..2 {
         ids.push(caller.reserve(hold(&tokens(), 0, "")).await.unwrap().reservation_id);
@@ -232,7 +232,7 @@ async fn ids_of_the_server_differ_and_are_settled() {
 #[tokio::test]
 async fn unknown_id_is_charged_and_named() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let settled = caller.settle_one(used(&tokens(), 30, "never")).await;
     assert_eq!((settled.outcome(), settled.reserved, settled.remaining), (Outcome::Unknown, 0, 970));
 }
@@ -240,7 +240,7 @@ async fn unknown_id_is_charged_and_named() {
 #[tokio::test]
 async fn reservation_without_limits_is_held_and_settled() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     for (domain, key) in [("shop", "no"), ("other", "tokens")] {
         let call = ReserveRequest { domain: domain.into(), ..hold(&[descriptor(key, "x")], 5, "a") };
         let held = caller.reserve(call).await.unwrap();
@@ -253,7 +253,7 @@ async fn reservation_without_limits_is_held_and_settled() {
 #[tokio::test]
 async fn limit_in_reservation_replaces_rule() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let [mut sent] = tokens();
     sent.limit = Some(Limit { requests_per_unit: 5, unit: Unit::Week.into() });
     let sent = [sent];
@@ -266,7 +266,7 @@ async fn limit_in_reservation_replaces_rule() {
 #[tokio::test]
 async fn rule_in_shadow_mode_refuses_no_reservation() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let shadow = [descriptor("shadow", "x")];
     let held = caller.reserve(hold(&shadow, 4, "a")).await.unwrap();
     assert!(is_held(&held, "a") && held.answer.unwrap().limits[0].refused_in_shadow);
@@ -277,7 +277,7 @@ async fn rule_in_shadow_mode_refuses_no_reservation() {
 #[tokio::test]
 async fn reservation_is_not_held_by_shadow_mode_of_all_rules() {
     let service = Service::start_with(RULES, &[("limiter.shadow_mode", "true")]).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let passed = caller.reserve(hold(&tokens(), 1_001, "a")).await.unwrap();
     assert_eq!(passed.answer.unwrap().verdict(), Verdict::Allowed);
     assert_eq!(passed.reservation_id, "");
@@ -287,7 +287,7 @@ async fn reservation_is_not_held_by_shadow_mode_of_all_rules() {
 #[tokio::test]
 async fn bad_calls_are_refused_with_a_reason() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let ttl = |seconds, nanos| Some(prost_types::Duration { seconds, nanos });
     let good = hold(&tokens(), 5, "a");
     for (call, reason, message) in [
@@ -321,7 +321,7 @@ async fn bad_calls_are_refused_with_a_reason() {
 #[tokio::test]
 async fn too_many_reservations_of_a_counter_are_refused() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     let many = vec![with_hits(descriptor("tokens", "ann"), 0); 250];
     for id in ["a", "b", "c", "d"] {
         assert!(is_held(&caller.reserve(hold(&many, 0, id)).await.unwrap(), id));
@@ -380,7 +380,7 @@ async fn reservations_in_json_are_answered_in_json() {
 #[tokio::test]
 async fn operators_see_what_is_held_and_by_which_reservations() {
     let service = Service::start(RULES).await;
-    let mut caller = Caller::of(&service).await;
+    let mut caller = Caller::new(&service).await;
     assert!(is_held(&caller.reserve(hold(&tokens(), 800, "job \u{1b}[1m")).await.unwrap(), "job \u{1b}[1m"));
     assert!(is_held(&caller.reserve(hold(&tokens(), 100, "b")).await.unwrap(), "b"));
     let (status, counter) =
