@@ -1,4 +1,5 @@
-//! What every API decides with.
+//! What every API decides with. The methods that answer the calls of one API are in the files of that API, so that a reader
+//! of one protocol reads one folder.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
