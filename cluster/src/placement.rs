@@ -145,7 +145,7 @@ struct SlotMatching<'r> {
     ranking: &'r Ranking,
     /// The most slots of one member.
     slots_max: usize,
-    /// By member, the worst proposal first.
+    /// The accepted proposals by member, the worst first.
     accepted: Vec<BinaryHeap<Reverse<(u64, usize)>>>,
     /// The place of the last proposal of each slot in its order.
     places: Vec<MemberIndex>,

@@ -11,7 +11,7 @@ pub struct ClusterStats {
     pub node: node::NodeStats,
     /// Checks decided without their owners.
     pub degraded: u64,
-    /// Charges of these that had no memory for their key.
+    /// Charges decided without their owners that had no memory for their key.
     pub local_share_full: u64,
     /// The counts of the links.
     pub links: Arc<link::LinkStats>,

@@ -18,22 +18,22 @@ pub(super) const SERVED_MIN: Duration = Duration::from_secs(5);
 pub enum LinkTrust {
     /// A link is up, or no process rejects one.
     Trusted,
-    /// These processes reject every link. This replica has served and goes on without them.
+    /// The named processes reject every link. This replica has served and goes on without them.
     GoesOn(String),
-    /// These processes reject every link. This replica must not be asked.
+    /// The named processes reject every link. This replica must not be asked.
     Unready(String),
 }
 
 /// What this replica sees of itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Situation {
-    /// Whether it has a link to another replica.
+    /// Whether this replica has a link to another one.
     pub(super) is_linked: bool,
-    /// Whether it knows the owners of the slots.
+    /// Whether this replica knows the owners of the slots.
     pub(super) is_serving: bool,
-    /// Whether it owns every slot.
+    /// Whether this replica owns every slot.
     pub(super) owns_all: bool,
-    /// Whether it has tried every seed.
+    /// Whether this replica has tried every seed.
     pub(super) has_tried_seeds: bool,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct StrangerHistory {
     has_served: bool,
     trusted_since: Option<Timestamp>,
     rejected_since: Option<Timestamp>,
-    /// Whether it goes on without strangers, by the last judgement.
+    /// Whether this replica goes on without strangers, by the last judgement.
     pub(super) goes_on: bool,
 }
 

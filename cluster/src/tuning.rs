@@ -16,7 +16,7 @@ pub struct Tuning {
 }
 
 impl Tuning {
-    /// Without backups and leases, for tests.
+    /// Times and rates without backups and leases, for tests.
     pub const FOR_TESTS: Self = Self {
         forward_budget_max: Duration::from_millis(500),
         backup_interval: None,

@@ -84,7 +84,7 @@ impl SharedLimiter {
         self.store.state()
     }
 
-    /// As [`Limiter::replace_rules`].
+    /// Replaces the rules of this process by those in `yaml`. Counters stay, and new limits apply to them at once.
     ///
     /// # Errors
     ///
@@ -93,7 +93,7 @@ impl SharedLimiter {
         self.limiter.replace_rules(yaml)
     }
 
-    /// As [`Limiter::check`].
+    /// Charges `hits` to the limit of a descriptor if they pass. A descriptor without a rule passes.
     ///
     /// # Errors
     ///
@@ -107,20 +107,20 @@ impl SharedLimiter {
         self.ask(domain, entries, Operation::Charge(hits)).await
     }
 
-    /// As [`Limiter::peek`].
+    /// The answer that a charge of one hit would get, which is not charged.
     ///
     /// # Errors
     ///
-    /// As of [`SharedLimiter::check`].
+    /// The domain is empty, there are no rules, or too many checks wait for the store.
     pub async fn peek(&self, domain: &str, entries: &[(&str, &str)]) -> Result<Checked, CheckError> {
         self.ask(domain, entries, Operation::Peek).await
     }
 
-    /// As [`Limiter::refund`].
+    /// Gives `hits` back that were charged earlier, at most those that the counter still holds.
     ///
     /// # Errors
     ///
-    /// As of [`SharedLimiter::check`].
+    /// The domain is empty, there are no rules, or too many checks wait for the store.
     pub async fn refund(
         &self,
         domain: &str,
@@ -130,11 +130,13 @@ impl SharedLimiter {
         self.ask(domain, entries, Operation::Refund(hits)).await
     }
 
-    /// As [`Limiter::reserve`]. Any process settles the reservation.
+    /// Reserves `amount` hits until [`SharedLimiter::settle`], in any process, says how many were used. They count at
+    /// once, and are given back after `ttl` (from 1 ms to 24 h) if that is never said.
     ///
     /// # Errors
     ///
-    /// As of [`Limiter::reserve`]; the store cannot be reached.
+    /// `ttl` is out of bounds, the domain is empty, there are no rules, there are too many reservations, too many
+    /// checks wait for the store, or it cannot be reached.
     pub async fn reserve(
         &self,
         domain: &str,
@@ -146,11 +148,13 @@ impl SharedLimiter {
         self.hold(domain, entries, amount, hold.clone(), |held| Reservation::new(held, &hold, amount)).await
     }
 
-    /// As [`Limiter::settle`].
+    /// Settles a reservation of any process at the hits that were used: the others are given back, missing ones are
+    /// charged as far as the limit goes. 0 cancels it. If its time has passed, or the id is unknown, all of them are
+    /// charged. A repeated call answers as the first and changes nothing. `None` if the descriptor has no limit.
     ///
     /// # Errors
     ///
-    /// As of [`SharedLimiter::check`]; the store cannot be reached.
+    /// The domain is empty, there are no rules, too many checks wait for the store, or it cannot be reached.
     pub async fn settle(
         &self,
         domain: &str,

@@ -111,7 +111,7 @@ impl QuotaBucket {
         Self { idle_reports: self.idle_reports, ..Self::new(self.id, current) }
     }
 
-    /// Whether its terms are those of the rules of this version.
+    /// Whether the terms of the bucket are those of the rules of this version.
     pub(super) fn is_of_rules(&self, version: u64) -> bool {
         self.rules_version == Some(version)
     }

@@ -35,7 +35,7 @@ impl Response {
         (ACTIONS_MAX - self.actions) / 2
     }
 
-    /// Whether it has no action.
+    /// Whether the response has no action.
     pub(super) fn is_empty(&self) -> bool {
         self.actions == 0
     }

@@ -3,7 +3,7 @@
 /// Whether there is a rate limit quota service, and its bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct QuotaSettings {
-    /// Whether it is served.
+    /// Whether the rate limit quota service is served.
     pub enabled: bool,
     /// Maximum memory for streams, their buckets and the divisions of these, in bytes.
     pub memory: u64,

@@ -38,7 +38,7 @@ pub type CounterChecks = SmallVec<[CounterCheck; 1]>;
 pub struct RemoteOutcome {
     /// What the operation has come to.
     pub outcome: OperationOutcome,
-    /// Where it was decided.
+    /// What has decided the operation.
     pub decided_by: DecidedBy,
 }
 
@@ -54,7 +54,7 @@ pub enum DecidedBy {
     Lease,
     /// This replica, because the counter could not be reached.
     Degraded,
-    /// Nothing yet: the counter could not be reached in time.
+    /// Nothing has decided yet: the counter could not be reached in time.
     Nothing,
 }
 
@@ -96,7 +96,7 @@ impl CounterCheck {
         Self { key, limit, operation, on_refusal: OnRefusal::Keep, origin, policy: COUNTER_ONLY }
     }
 
-    /// Another operation on the same counter.
+    /// A check of another operation on the counter.
     pub fn with(&self, operation: CounterOperation) -> Self {
         Self { operation, ..self.clone() }
     }

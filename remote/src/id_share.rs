@@ -58,22 +58,22 @@ impl<'c> SentId<'c> {
         Self { caller, id: hash, bytes, bytes_max: shared.max, is_allowed, now }
     }
 
-    /// Whether the caller's share has room for it, or the id is known.
+    /// Whether the caller's share has room for the id, or the id is known.
     pub fn is_allowed(&self) -> bool {
         self.is_allowed
     }
 
-    /// What becomes of it if a settlement finds that it is unknown.
+    /// What becomes of the id if a settlement finds that it is unknown.
     pub fn unknown(&self) -> UnknownId {
         if self.is_allowed { UnknownId::Remember } else { UnknownId::Forget }
     }
 
-    /// Counts it as held with these terms.
+    /// Counts the id as held with these terms.
     pub fn held(&self, terms: &HoldTerms) {
         self.remember(self.now.after(terms.ttl()).after(HOLD_RETENTION));
     }
 
-    /// Counts it as settled.
+    /// Counts the id as settled.
     pub fn settled(&self, each: &[Settled]) {
         let is_new = each.iter().any(|settled| settled.outcome == SettleOutcome::Unknown);
         if (is_new && self.is_allowed) || self.caller.has_id(self.id, self.now) {

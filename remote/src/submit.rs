@@ -71,7 +71,7 @@ pub type OwnLimits = Pin<Box<dyn Future<Output = Option<OwnLimitPage>> + Send>>;
 pub struct Submission<'c> {
     /// The operations.
     pub checks: &'c [CounterCheck],
-    /// Whether they wait for one another.
+    /// Whether the operations wait for one another.
     pub mode: SubmissionMode,
     /// How long the call waits.
     pub within: Duration,
@@ -82,11 +82,11 @@ pub struct Submission<'c> {
 /// How the operations of a submission are applied.
 #[derive(Clone, Debug)]
 pub enum SubmissionMode {
-    /// One after the other.
+    /// Each operation is applied on its own.
     Each,
-    /// As one call: if their decisions refuse it, charges are taken back as the checks say.
+    /// The operations are one call: if their decisions refuse it, charges are taken back as the checks say.
     Call(Refusal),
-    /// As one call that changes nothing. A peek of each counter is before the outcomes.
+    /// The operations are one call that changes nothing. A peek of each counter is before the outcomes.
     DryRun(Refusal),
     /// Reservations: all are held, or none if their decisions refuse the call.
     Reserve(Refusal),
@@ -95,8 +95,8 @@ pub enum SubmissionMode {
 /// Which counters are elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoteExtent {
-    /// The counters of other owners. This replica is itself an owner.
+    /// The counters of other owners are elsewhere. This replica is itself an owner.
     OtherOwners,
-    /// All counters.
+    /// All counters are elsewhere.
     All,
 }

@@ -15,11 +15,11 @@ pub type ReadDocuments = for<'t> fn(&str, &'t [u8]) -> Documents<'t>;
 /// The documents of a source.
 #[derive(Debug)]
 pub struct Documents<'t> {
-    /// What they come from.
+    /// What the documents come from.
     pub origin: Arc<RuleOrigin>,
     /// The documents and the problems in them.
     pub stream: YamlStream<'t>,
-    /// What their reader has left out, if there is something that it does not know.
+    /// What the reader has left out, if there is something that it does not know.
     pub unknown: Option<Unknown>,
 }
 
@@ -87,7 +87,7 @@ impl Eq for RuleInput {}
 pub struct Contents {
     /// The files or resources.
     pub sources: Vec<RuleInput>,
-    /// Why others could not be read.
+    /// Why other files or resources could not be read.
     pub problems: Problems,
 }
 

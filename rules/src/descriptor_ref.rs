@@ -11,13 +11,13 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub struct DescriptorRef<'r> {
     domain: &'r Domain,
-    /// What the rule file says of it.
+    /// What the rule file says of the descriptor.
     pub node: &'r TreeNode,
-    /// How the entry that was looked up matches it; `None` if it does not, or if none was looked up.
+    /// How the entry that was looked up matches the descriptor; `None` if it does not, or if none was looked up.
     pub matched: Option<MatchKind>,
 }
 
-/// Whether it is the same descriptor, matched in the same way.
+/// Compares the descriptors by identity, and how they were matched.
 impl PartialEq for DescriptorRef<'_> {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self.node, other.node) && self.matched == other.matched
@@ -36,6 +36,7 @@ impl Domain {
 }
 
 impl<'r> DescriptorRef<'r> {
+    /// The descriptor `node` of `domain`, which the entry that was looked up matches as `matched` says.
     pub(crate) fn new(domain: &'r Domain, node: &'r TreeNode, matched: Option<MatchKind>) -> Self {
         Self { domain, node, matched }
     }

@@ -15,7 +15,7 @@ pub enum RuleOrigin {
     Resource {
         /// The name of the resource.
         name: Box<str>,
-        /// The locations in it: the domain, then each descriptor after the one that it is nested in.
+        /// The locations in the resource: the domain, then each descriptor after the one that it is nested in.
         locations: Vec<ResourceLocation>,
     },
 }
@@ -51,7 +51,7 @@ impl Location {
         Self { origin, mark: Mark::START }
     }
 
-    /// Whether it is in a file, and not in a resource of a control plane.
+    /// Whether the location is in a file, and not in a resource of a control plane.
     pub(crate) fn is_in_file(&self) -> bool {
         match &*self.origin {
             RuleOrigin::File(_) => true,

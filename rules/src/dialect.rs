@@ -13,7 +13,7 @@ struct Dialect {
     hint: fn(&[YamlPair<'_>]) -> String,
 }
 
-/// In the order in which they are tried.
+/// The dialects, in the order in which they are tried.
 const DIALECTS: [Dialect; 10] = [
     Dialect {
         signs: &[("kind", Some("ConfigMap"))],

@@ -20,35 +20,35 @@ use crate::{
 pub(crate) struct DocumentDraft<'t> {
     /// The location of `domain`.
     pub(crate) mark: Mark,
-    /// Never empty.
+    /// The domain, never empty.
     pub(crate) domain: String,
     pub(crate) on_denied: Option<Located<OnDenied>>,
     pub(crate) denial_body: Option<Located<DenialBody>>,
     /// What a text probably means instead.
     pub(crate) misspellings: Vec<Located<String>>,
-    /// Read and dropped one by one: there may be many.
+    /// The descriptors, read and dropped one by one: there may be many.
     pub(crate) descriptors: Vec<YamlNode<'t>>,
 }
 
 /// One item of `descriptors`.
 pub(crate) struct DescriptorDraft<'n> {
     pub(crate) mark: Mark,
-    /// Never empty; `None` if the key is invalid and was reported.
+    /// The key, never empty; `None` if it is invalid and was reported.
     pub(crate) key: Option<String>,
-    /// Empty if any value matches. A network in its one spelling.
+    /// The value, empty if any value matches. A network in its one spelling.
     pub(crate) value: String,
-    /// `None` if the way in which it matches is invalid and was reported.
+    /// How the value matches; `None` if that is invalid and was reported.
     pub(crate) kind: Option<MatchKind>,
     /// The location of a `value` that is given without a text, as if it were absent.
     pub(crate) empty_value: Option<Mark>,
     pub(crate) rate_limit: Option<KeyValues>,
     pub(crate) group: Option<Located<NetworkGroup>>,
     pub(crate) metadata: Option<Located<Map<String, Json>>>,
-    /// What its texts probably mean instead.
+    /// What the texts of the descriptor probably mean instead.
     pub(crate) misspellings: Vec<Located<String>>,
     /// The nested descriptors, read one by one.
     pub(crate) descriptors: &'n [YamlNode<'n>],
-    /// Its keys, without the values that are taken above.
+    /// The keys of the descriptor, without the values that are in other fields.
     pub(crate) keys: KeyValues,
 }
 
@@ -114,14 +114,14 @@ impl<'n> DescriptorDraft<'n> {
 }
 
 impl DescriptorDraft<'_> {
-    /// Whether its value reads like a network, but is compared as text, and no caller is known to send such texts.
+    /// Whether the value reads like a network, but is compared as text, and no caller is known to send such texts.
     pub(crate) fn is_network_as_text(&self) -> bool {
         self.kind == Some(MatchKind::Exact)
             && self.key.as_deref() != Some(network_keys::MASKED_ADDRESS)
             && network_keys::reads_like_network(&self.value)
     }
 
-    /// Its key with its group, if it has one.
+    /// The key with its group; `None` without a group or a valid key.
     pub(crate) fn grouped_key(&self) -> Option<GroupedKey> {
         let key = self.key.as_ref()?;
         let group = self.group.as_ref()?;

@@ -7,9 +7,9 @@ use crate::network::{self, network_of};
 /// The prefix lengths of the networks that are counted as one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkGroup {
-    /// From 1 to 32, which counts each IPv4 address.
+    /// The length for IPv4, from 1 to 32, which counts each address.
     pub ipv4: u8,
-    /// From 1 to 128, which counts each IPv6 address.
+    /// The length for IPv6, from 1 to 128, which counts each address.
     pub ipv6: u8,
 }
 

@@ -83,7 +83,7 @@ impl KeyValues {
         self.given.iter().find(|given| given.key.name == name).map(|given| given.mark)
     }
 
-    /// The name, if it has one.
+    /// The name, if one is given.
     pub(crate) fn name(&self) -> Option<&str> {
         self.text("name").map(|name| &*name.value).filter(|name| !name.is_empty())
     }
@@ -213,7 +213,7 @@ impl KeyValues {
         self.given.iter_mut().find(|given| given.key.name == name)?.value.take()
     }
 
-    /// These keys without some of them.
+    /// The keys without those of these names.
     pub(crate) fn without(&self, names: &[&str]) -> Self {
         let mut values = self.clone();
         values.given.retain(|given| !names.contains(&given.key.name));

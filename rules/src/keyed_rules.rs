@@ -48,7 +48,7 @@ pub struct KeyedDomain<'r> {
 pub struct Match<'r> {
     /// The rule.
     pub rule: &'r Rule,
-    /// Its domain.
+    /// The domain of the rule.
     pub domain: KeyedDomain<'r>,
     // Whether a node of the path has `value_to_metric`.
     has_value_to_metric: bool,
@@ -99,7 +99,7 @@ impl KeyedRules {
         Self { rules, secret, prefixes: (0..number).map(|_| OnceLock::new()).collect() }
     }
 
-    /// These rules under another secret.
+    /// The rules with keys that are hashed with `secret`.
     pub(super) fn with_secret(&self, secret: Secret) -> Self {
         Self::new(self.rules.clone(), secret)
     }
@@ -221,7 +221,7 @@ impl OpenMatch {
     }
 }
 
-/// `entries` are always those that the match was found for.
+/// Methods of a match. `entries` are always those that the match was found for.
 impl<'r> Match<'r> {
     /// Where the match is among its rules.
     pub fn position(&self) -> Option<MatchPosition> {

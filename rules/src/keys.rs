@@ -51,7 +51,7 @@ pub struct RuleKey {
     pub name: &'static str,
     /// The section in which the key is allowed.
     pub section: KeySection,
-    /// The values that it takes.
+    /// The values that the key takes.
     pub takes: Takes,
     /// The rules to which the key applies; `Any` outside `rate_limit`.
     pub applies_to: AppliesTo,
@@ -144,7 +144,7 @@ impl Takes {
 }
 
 impl KeySection {
-    /// Whether it is part of overlay files only.
+    /// Whether the section is part of overlay files only.
     pub(crate) fn is_of_overlay(self) -> bool {
         matches!(self, Self::Overlay | Self::OverlayDomain | Self::OverlayRule)
     }

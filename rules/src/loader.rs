@@ -108,7 +108,7 @@ impl RuleLoader {
         self.active_rules.set_unseen_changes(why.map(Into::into));
     }
 
-    /// The contents are those of the active rules again.
+    /// Records that the contents are those of the active rules again.
     pub fn recover(&self, version: Option<&str>) {
         self.active_rules.recover(version);
         info!(source = self.source, "the rules of the source are the active ones again");

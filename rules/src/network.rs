@@ -10,16 +10,16 @@ const MAPPED_BITS: u8 = 96;
 /// Why a text is not a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NetworkError {
-    /// It is something else.
+    /// The text is no address, with or without a prefix length.
     #[error("is no IPv4 or IPv6 address with a prefix length, as in `10.0.0.0/8` or `2001:db8::/32`")]
     NotANetwork,
-    /// It is an address, which is this network.
+    /// The text is an address without a prefix length; the address alone is this network.
     #[error("has no prefix length; for this address alone it is `{0}`")]
     NoLength(IpNet),
-    /// The prefix length is no number up to this one.
+    /// The text has no prefix length up to this one after the `/`.
     #[error("has no prefix length from 0 to {0} after the `/`")]
     Length(u8),
-    /// It is an address with the prefix length of this network.
+    /// The text is an address with bits set beyond its prefix length; it is in this network.
     #[error("has bits set beyond its prefix length; the network is `{0}`")]
     HostBits(IpNet),
 }

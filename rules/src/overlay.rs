@@ -25,7 +25,7 @@ const OF_CONTROL_PLANE: [&str; 7] =
 pub struct Overlay {
     /// The bytes, as part of the hash of the rules.
     pub(crate) bytes: Vec<u8>,
-    /// In the order of the file.
+    /// The rules, in the order of the file.
     pub(crate) rules: Vec<OverlayRule>,
     domains: FxHashMap<String, OverlayDomain>,
 }

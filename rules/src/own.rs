@@ -55,9 +55,9 @@ struct StoredNumbers {
     overdraft_limit: Option<u64>,
     #[serde(default)]
     unlimited: bool,
-    /// As in a rule file.
+    /// The window, as in a rule file.
     window: Option<String>,
-    /// As in RFC 3339.
+    /// The instant from which the rule decides, as in RFC 3339.
     expires_at: Option<String>,
 }
 
@@ -100,7 +100,7 @@ pub struct OwnBounds {
     pub(crate) compile: Arc<CompileOwn>,
 }
 
-/// The bounds alone: the rest is in the limit of the rule.
+/// Compares the bounds alone: the rest is in the limit of the rule.
 impl PartialEq for OwnBounds {
     fn eq(&self, other: &Self) -> bool {
         (&self.bounds, self.unlimited, self.is_from_source)
@@ -108,7 +108,7 @@ impl PartialEq for OwnBounds {
     }
 }
 
-/// As in a rule file.
+/// The bounds as `own` in a rule file.
 impl fmt::Display for OwnBounds {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let from = self.is_from_source.then(|| "from: source".to_owned()).into_iter();
@@ -139,7 +139,8 @@ impl OwnBounds {
         Self { is_from_source: true, fingerprint: (hasher.finish() >> 48) as u16, ..self }
     }
 
-    /// Another number for other bounds, or for another limit of the rule, but for one in 65,536.
+    /// A number that differs for other bounds, or for another limit of the rule, but for one in 65,536; 0 unless keys
+    /// look up their limits.
     #[inline]
     pub fn fingerprint(&self) -> u16 {
         self.fingerprint

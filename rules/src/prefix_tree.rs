@@ -44,7 +44,7 @@ pub struct TreeNode {
     pub key: Box<str>,
     /// The value as written, a network in its one spelling; empty if the descriptor has none.
     pub value: Box<str>,
-    /// The index of its rule among those of the domain.
+    /// The index of the rule of the node among those of the domain.
     pub(crate) rule: Option<usize>,
     /// Whether names in metrics contain the value.
     pub value_to_metric: bool,

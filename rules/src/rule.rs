@@ -32,7 +32,7 @@ pub struct Rule {
     pub detailed_metric: bool,
     /// Whether clients are not told of the limit: it is in no response header and in no body of a refusal.
     pub is_hidden: bool,
-    /// The body of its refusals: its own, or that of its domain; `None` if the settings decide.
+    /// The body of refusals: that of the rule, or of its domain; `None` if the settings decide.
     pub denial_body: Option<Arc<DenialBody>>,
     /// The limit as displayed in responses.
     pub displayed_limit: DisplayedLimit,
@@ -53,13 +53,13 @@ pub struct RuleOptions {
     pub candidate: Option<Limit>,
     /// The names of the limits that do not apply when this rule matches.
     pub replaces: Vec<String>,
-    /// The keys on its path of which networks are counted instead of addresses.
+    /// The keys on the path of the rule of which networks are counted instead of addresses.
     pub groups: Vec<GroupedKey>,
     /// Metadata of responses in which the rule passes.
     pub metadata: Option<Map<String, Json>>,
     /// What the limit counts, for response headers; `None` for requests, or requests at a time.
     pub quota_unit: Option<String>,
-    /// How its limit is divided over the buckets of the rate limit quota service.
+    /// How the limit is divided over the buckets of the rate limit quota service.
     pub quotas: Vec<Quota>,
     /// What keys of the rule may have of their own; `None` if nothing.
     pub own: Option<Arc<OwnBounds>>,
@@ -74,7 +74,7 @@ pub struct Quota {
     pub key: String,
     /// The value of the pair.
     pub value: String,
-    /// What these buckets are entitled to.
+    /// What the buckets with the pair are entitled to.
     pub terms: QuotaTerms,
 }
 
@@ -112,7 +112,7 @@ impl Rule {
         self.options.as_deref().unwrap_or(&NONE)
     }
 
-    /// Whether its keys look up their limits in a store.
+    /// Whether keys of the rule look up their limits in a store.
     pub fn looks_up_limits(&self) -> bool {
         self.options().own.as_ref().is_some_and(|own| own.is_from_source())
     }
@@ -138,7 +138,7 @@ impl Rule {
         }
     }
 
-    /// The part of its limit to which the bucket of these entries is entitled, by the first item that has a pair of it.
+    /// The part of the limit to which the bucket of these entries is entitled, by the first item that has a pair of it.
     pub fn quota_terms(&self, entries: &[Entry<'_>]) -> QuotaTerms {
         let is_of = |quota: &Quota, entry: &Entry<'_>| Entry::new(&quota.key, &quota.value) == *entry;
         let mut quotas = self.options().quotas.iter();
@@ -146,7 +146,7 @@ impl Rule {
         found.map(|quota| quota.terms).unwrap_or_default()
     }
 
-    /// How its limit lets hits pass; `None` if the rule is unlimited.
+    /// How the limit lets hits pass; `None` if the rule is unlimited.
     pub fn admission(&self) -> Option<Admission> {
         self.limit().map(Limit::admission)
     }

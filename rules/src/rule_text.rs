@@ -41,12 +41,12 @@ pub fn groups(rule: &Rule) -> Vec<String> {
     rule.options().groups.iter().map(ToString::to_string).collect()
 }
 
-/// How its limit is divided over buckets: `tenant: acme {weight: 3, floor: 0}`.
+/// How the limit of a rule is divided over buckets: `tenant: acme {weight: 3, floor: 0}`.
 pub fn quotas(rule: &Rule) -> Vec<String> {
     rule.options().quotas.iter().map(|quota| escaped(&quota.to_string())).collect()
 }
 
-/// The kind of its counter. Limits of the same kind share counters.
+/// The kind of the counter of a limit. Limits of one kind share counters.
 pub fn kind(limit: &Limit) -> String {
     let over = match limit.window() {
         Some(Window::Calendar(calendar)) => calendar_words(calendar.unit(), calendar.zone()),

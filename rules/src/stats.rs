@@ -24,7 +24,7 @@ pub struct RuleEvent {
     pub near_limit: u64,
     /// Whether the descriptor passed only because the rule is in shadow mode.
     pub shadow_denied: bool,
-    /// Whether the candidate of the rule would have refused it.
+    /// Whether the candidate of the rule would have refused the descriptor.
     pub candidate_denied: bool,
 }
 

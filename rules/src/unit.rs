@@ -30,7 +30,7 @@ named! {
 }
 
 impl Unit {
-    /// Its place among all units, from 1.
+    /// The place of the unit among all units, from 1.
     pub fn code(self) -> u8 {
         self as u8 + 1
     }
@@ -78,8 +78,8 @@ impl From<CalendarUnit> for Unit {
 /// A limit as displayed in responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DisplayedLimit {
-    /// As in the rule file; 0 if the rule is unlimited.
+    /// The number of requests, as in the rule file; 0 if the rule is unlimited.
     pub requests_per_unit: u64,
-    /// As in the rule file; `None` if no unit has the length of the window.
+    /// The unit, as in the rule file; `None` if no unit has the length of the window.
     pub unit: Option<Unit>,
 }

@@ -57,11 +57,11 @@ struct PartGroup {
 /// What became of the parts of a batch.
 #[derive(Debug, Default)]
 pub(super) struct SettledBatch {
-    /// Decided.
+    /// Parts that are decided.
     pub(super) decided: Vec<(BatchPart, PartOutcomes)>,
-    /// To be decided again.
+    /// Parts to be decided again.
     pub(super) again: Vec<BatchPart>,
-    /// Their groups have no reply.
+    /// Parts whose groups have no reply.
     pub(super) failed: Vec<BatchPart>,
     /// Forgotten values, to be dropped without a lock.
     pub(super) forgotten: Vec<FxHashMap<Key, Known>>,
@@ -284,7 +284,7 @@ struct BatchCounter {
     new: Option<(Vec<u8>, u64)>,
     /// The group of the parts that use it; `None` if no decided part does.
     group: Option<usize>,
-    /// Only its value is requested.
+    /// Only the value of the counter is requested.
     is_read: bool,
 }
 
@@ -499,7 +499,7 @@ pub(super) struct BatchPart {
     pub(super) deadline: Timestamp,
     /// Lost races.
     pub(super) conflicts: u32,
-    /// Whether it was sent already and the answer was lost.
+    /// Whether the part was sent already and the answer was lost.
     pub(super) was_lost: bool,
     /// The local instant before which it waits, because another replica has claimed a counter.
     pub(super) not_before: Timestamp,

@@ -76,7 +76,7 @@ impl Clocks {
 struct ServerClock {
     spans: Option<OffsetSpans>,
     shown: Timestamp,
-    /// Until the clock shows its end again, counters may be ahead of it.
+    /// The lead that was given up: until the clock shows its end again, counters may be ahead of the clock.
     given_up: Option<Lead>,
 }
 

@@ -35,9 +35,9 @@ pub(super) type CommandReceiver = Option<SingleNodeRoutingInfo>;
 /// A connection to the store. Clones share it.
 #[derive(Clone)]
 pub(super) enum StoreConnection {
-    /// To one server.
+    /// A connection to one server.
     Server(ServerConnection),
-    /// To all masters of a cluster.
+    /// Connections to all masters of a cluster.
     Cluster(ClusterConnection<ServerConnection>),
 }
 

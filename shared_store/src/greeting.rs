@@ -48,13 +48,13 @@ static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Script::new(SOU
 /// What a replica tells the store of itself, and what it has learnt.
 #[derive(Debug)]
 pub(super) struct Greeter {
-    /// This replica.
+    /// The number of this replica.
     pub(super) replica: u64,
-    /// They have the secret of the keys.
+    /// The active rules, which have the secret of the keys.
     pub(super) active_rules: Arc<ActiveRules>,
     /// The replicas that use the store, as it last said.
     pub(super) replicas: AtomicU32,
-    /// Set once the secret is that of the store.
+    /// Whether the secret is that of the store: set once it is.
     pub(super) learnt: SetOnce<()>,
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Lane {
     known: KnownValues,
     is_driven: bool,
     pub(super) breaker: CircuitBreaker,
-    /// This replica, for claims.
+    /// The number of this replica, for claims.
     replica: u64,
     /// The last round trip.
     round_trip: Duration,

@@ -76,7 +76,7 @@ pub(super) static SCRIPT: LazyLock<redis::Script> = LazyLock::new(|| redis::Scri
 /// A claim, if the values differ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClaimTerms {
-    /// This replica.
+    /// The number of this replica.
     pub(super) replica: u64,
     /// How long the claim holds, in milliseconds.
     pub(super) millis: u64,
@@ -87,7 +87,7 @@ pub(super) struct ClaimTerms {
 pub(super) struct ScriptReply {
     /// The clock of the server.
     pub(super) time: Timestamp,
-    /// One for each group.
+    /// What became of each group.
     pub(super) groups: Vec<KeyGroupReply>,
 }
 

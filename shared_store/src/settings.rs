@@ -84,7 +84,7 @@ pub enum ConnectError {
     /// The prefix of keys is invalid.
     #[error("{0:?} is not a prefix of keys: 1 to 64 visible ASCII characters, without {{ }} * ? [ ] and \\")]
     Prefix(String),
-    /// There would be no connection.
+    /// The number of connections is 0.
     #[error("at least one connection is needed")]
     NoConnection,
     /// A password cannot be read.
@@ -163,18 +163,18 @@ const BYTES_MAX: u64 = 64 * 1024;
 /// The passwords of the store.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Passwords {
-    /// For the servers.
+    /// The password of the servers.
     pub server: Option<String>,
-    /// For the sentinels.
+    /// The password of the sentinels.
     pub sentinel: Option<String>,
 }
 
 /// Where the passwords of the store come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PasswordSources {
-    /// For the servers.
+    /// The source of the servers' password.
     pub server: Option<PasswordSource>,
-    /// For the sentinels.
+    /// The source of the sentinels' password.
     pub sentinel: Option<PasswordSource>,
     /// The interval between comparisons of the files with the passwords in use.
     pub poll_interval: Duration,

@@ -66,13 +66,13 @@ const ENTRY_BYTES: usize = 160;
 pub(super) struct Known {
     /// The value as stored; empty if there is none.
     pub(super) bytes: Vec<u8>,
-    /// The counter in it.
+    /// The counter in the value.
     pub(super) counter: HeldCounter,
-    /// The claim on it.
+    /// The claim on the value.
     pub(super) claim: Option<Claim>,
-    /// Whether another version of Tollgate has written it, so that this one leaves it alone.
+    /// Whether another version of Tollgate has written the value, so that this one leaves it alone.
     pub(super) is_foreign: bool,
-    /// The local instant of the answer that had it.
+    /// The local instant of the answer that had the value.
     pub(super) confirmed_at: Timestamp,
 }
 

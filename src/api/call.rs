@@ -83,7 +83,7 @@ named! {
         Envoy = "envoy",
         /// `tollgate.v1` over gRPC.
         TollgateV1 = "tollgate.v1",
-        /// Either of them as JSON.
+        /// JSON of Envoy's rate limit service or of `tollgate.v1`.
         Json = "json",
         /// Headers of a gateway.
         ForwardAuth = "forward_auth",
@@ -101,7 +101,7 @@ pub struct Call<'m> {
     pub metadata: Option<&'m HeaderMap>,
     /// How the reply of [`Method::ShouldRateLimit`] rounds durations.
     pub precision: ResetPrecision,
-    /// The API over which it came.
+    /// The API over which the call came.
     pub api: ApiKind,
 }
 
@@ -119,7 +119,7 @@ pub struct CallReply {
 /// What becomes of a call.
 #[derive(Debug)]
 pub enum Handled<R, W> {
-    /// Its reply.
+    /// The reply to the call.
     Ready(R),
     /// What is to be done once another replica, the shared store or a file has answered.
     Waiting(W),
@@ -182,7 +182,7 @@ impl Method {
         Self::ALL.iter().copied().find(|method| method.path() == path)
     }
 
-    /// The full name of its service.
+    /// The full name of the method's service.
     pub fn service(self) -> &'static str {
         self.names().0
     }
@@ -192,7 +192,7 @@ impl Method {
         self.names().1
     }
 
-    /// The two parts of its path.
+    /// The two parts of the method's path: its service and its name.
     fn names(self) -> (&'static str, &'static str) {
         self.path()[1..].split_once('/').unwrap_or_default()
     }

@@ -38,7 +38,7 @@ const OF_BROWSERS: [&str; 20] = [
     "via",
 ];
 
-/// How further headers begin that they send, or that a page may set without asking the server.
+/// How further headers begin that browsers and proxies send, or that a page may set without asking the server.
 const OF_BROWSERS_BEGIN: [&str; 12] = [
     "accept-",
     "content-",

@@ -50,7 +50,7 @@ pub(super) struct Body<'b> {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct When<'a> {
     pub(super) retry_after: Option<Duration>,
-    /// Why it never passes.
+    /// Why the request never passes.
     pub(super) never_because: Option<&'a str>,
 }
 

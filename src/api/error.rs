@@ -32,12 +32,12 @@ pub struct Error {
     /// The reason, as the details name it.
     pub reason: &'static str,
     pub(super) message: Box<str>,
-    /// As what it is counted; `None` if it is counted elsewhere, or is not of a request for a decision.
+    /// What the error is counted as; `None` if it is counted elsewhere, or is not of a request for a decision.
     pub(super) counted: Option<Unanswered>,
 }
 
 named! {
-    /// As what a request without a decision is counted.
+    /// What a request without a decision is counted as.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Unanswered {
         /// No rules are loaded.

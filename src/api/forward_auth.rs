@@ -54,7 +54,7 @@ pub(super) struct ForwardAuthCheck {
 }
 
 impl ForwardAuthSettings {
-    /// What is served; `None` without a domain and descriptors.
+    /// `/check` as it is served; `None` without a domain and descriptors.
     pub(super) fn check(self) -> Option<ForwardAuthCheck> {
         let status = |number, default| StatusCode::from_u16(number).unwrap_or(default);
         Some(ForwardAuthCheck {

@@ -140,7 +140,7 @@ async fn readyz<R: Readiness + Clone>(State(readiness): State<R>) -> Response {
     probed(readiness.ready(), StatusCode::SERVICE_UNAVAILABLE)
 }
 
-/// Like `/readyz`, with the status codes that probes for envoyproxy/ratelimit expect.
+/// Answers `/healthcheck` as probes for envoyproxy/ratelimit expect: 200, or 500 with the reason.
 async fn healthcheck<R: Readiness + Clone>(State(readiness): State<R>) -> Response {
     probed(readiness.healthy(), StatusCode::INTERNAL_SERVER_ERROR)
 }

@@ -57,7 +57,7 @@ fn wrong_field(method: Method, json: &[u8]) -> Option<String> {
     (!path.is_empty()).then(|| path.to_owned())
 }
 
-/// Converts a request to JSON, as [`response`] does.
+/// Converts a request to JSON: lowerCamelCase names, enumerations by name, default values omitted.
 pub fn request_text(request: &RateLimitRequest) -> Result<String, serde_json::Error> {
     text(descriptor(Method::ShouldRateLimit).input(), &request.encode_to_vec())
 }
@@ -112,7 +112,7 @@ enum Position {
     Requests,
     /// A request of a call that has several, or a limit to set.
     RequestOfCall,
-    /// The limit in it.
+    /// The limit in an element that sets one.
     OwnLimit,
     Request,
     Descriptors,

@@ -101,7 +101,7 @@ pub enum RecordError {
     /// The setting does not allow plain values.
     #[error("values are recorded as hashes only, unless admin.record is `plain`")]
     PlainNotAllowed,
-    /// Another recording is running.
+    /// A recording is running already.
     #[error("another recording is running: try again when it has ended")]
     Busy,
 }
@@ -109,7 +109,7 @@ pub enum RecordError {
 /// A request in the form that `tollgate simulate` reads.
 #[derive(Serialize)]
 struct RecordedRequest<'r> {
-    /// In nanoseconds since 1970.
+    /// The time of the request, in nanoseconds since 1970.
     time: u64,
     domain: &'r str,
     descriptors: Vec<RecordedDescriptor<'r>>,

@@ -64,7 +64,7 @@ pub struct Api {
     pub(crate) metrics: Arc<ApiMetrics>,
     pub(crate) denials: Option<Arc<DenialLog>>,
     pub(crate) recorder: Option<Arc<Recorder>>,
-    /// Each sampled gRPC call gets a span.
+    /// The traces, in which each sampled gRPC call gets a span.
     pub(crate) traces: Option<Traces>,
     /// The access of operators with the admin token.
     pub(crate) reset_access: Option<ResetAccess>,

@@ -65,7 +65,7 @@ struct SlotHeader {
 
 /// What was read of a snapshot, without its slots.
 pub(super) struct SnapshotSummary {
-    /// The secret of its keys.
+    /// The secret of the snapshot's keys.
     pub(super) secret: Secret,
     /// The number of counters.
     pub(super) counters: usize,

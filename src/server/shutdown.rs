@@ -24,9 +24,9 @@ const SNAPSHOT_TIME_MAX: Duration = Duration::from_secs(5);
 /// A request to end the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopSignal {
-    /// From a supervisor, which has other instances asked meanwhile.
+    /// The request of a supervisor, which has other instances asked meanwhile.
     Terminate,
-    /// From a terminal.
+    /// The request of a terminal.
     Interrupt,
 }
 

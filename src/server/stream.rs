@@ -52,7 +52,7 @@ pub(super) trait Replier: Send {
     /// Ready once another message can be taken.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()>;
 
-    /// Whether it has stopped so that other calls have their turn. The task is woken for the rest.
+    /// Whether the replier has stopped so that other calls have their turn. The task is woken for the rest.
     fn has_paused(&self) -> bool {
         false
     }
@@ -104,7 +104,7 @@ pub(super) struct MessageStream<R> {
     // The end of the time that the client gives to the stream.
     deadline: Option<Pin<Box<Sleep>>>,
     closing: BoxFuture<'static, ()>,
-    /// Once set, no message is read.
+    /// How the stream ends. Once set, no message is read.
     end: Option<Result<(), Status>>,
 }
 

@@ -12,7 +12,7 @@ pub type ServiceError = Box<dyn std::error::Error + Send + Sync>;
 pub(super) struct Tasks {
     pub(super) listeners: JoinSet<()>,
     pub(super) background: JoinSet<()>,
-    /// What follows the system clock.
+    /// Tasks that follow the system clock.
     pub(super) clock: JoinSet<ClockOutOfRange>,
     /// The links to other replicas; empty without a cluster.
     pub(super) links: JoinSet<Result<(), ClusterError>>,

@@ -39,9 +39,9 @@ pub(super) struct ListenerCertificates {
 /// What the certificate of a client says, which was verified.
 #[derive(Debug)]
 pub(super) struct CertifiedClient {
-    /// Its first DNS name or URI, otherwise its subject.
+    /// The first DNS name or URI of the certificate, otherwise its subject.
     pub(super) name: Option<Box<[u8]>>,
-    /// Whether it has one of the names that may change limits.
+    /// Whether the certificate has one of the names that may change limits.
     pub(super) access: CallerAccess,
 }
 

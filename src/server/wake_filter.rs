@@ -56,7 +56,7 @@ impl WakeFilter {
         &self.waker
     }
 
-    /// Whether it was woken since [`WakeFilter::end_poll`]. Registers the task of `cx` for later wakes.
+    /// Whether the waker was woken since [`WakeFilter::end_poll`]. Registers the task of `cx` for later wakes.
     pub(super) fn is_woken(&mut self, cx: &Context<'_>) -> bool {
         if !self.task.as_ref().is_some_and(|task| task.will_wake(cx.waker())) {
             *lock(&self.shared.task) = Some(cx.waker().clone());

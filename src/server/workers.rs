@@ -26,11 +26,11 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Threads that run connections. Without workers, connections run on the current runtime.
 #[derive(Debug, Default)]
 pub struct WorkerPool {
-    /// For gRPC connections.
+    /// Workers for gRPC connections.
     pub(super) grpc: WorkerHandles,
-    /// For probes and JSON, which must not delay gRPC calls.
+    /// Workers for probes and JSON, which must not delay gRPC calls.
     pub(super) http: WorkerHandles,
-    /// For admin and metrics connections: a long page must not delay a probe.
+    /// Workers for admin and metrics connections: a long page must not delay a probe.
     pub(super) pages: WorkerHandles,
     // Dropped to stop the threads.
     stop: Option<DropGuard>,

@@ -29,9 +29,9 @@ pub type Checks<'a> = SmallVec<[Check<'a>; 2]>;
 /// Where the limit of a check comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitOrigin {
-    /// From a rule. If the counter has a limit of its own, that decides instead.
+    /// A rule has the limit. If the counter has a limit of its own, that decides instead.
     Rule,
-    /// From the request itself. It decides whatever the counter has.
+    /// The request itself has the limit. It decides whatever the counter has.
     Request,
 }
 
@@ -46,7 +46,7 @@ impl LimitOrigin {
 }
 
 impl Check<'_> {
-    /// The hits of its charge.
+    /// The hits that the check charges; 0 if it peeks or refunds.
     pub fn hits(&self) -> u64 {
         match self.operation {
             Operation::Charge(hits) => hits,
@@ -54,7 +54,7 @@ impl Check<'_> {
         }
     }
 
-    /// The hits of its refund.
+    /// The hits that the check refunds; 0 if it peeks or charges.
     pub fn refunded(&self) -> u64 {
         match self.operation {
             Operation::Refund(hits) => hits,
@@ -75,10 +75,10 @@ pub enum OnRefusal {
 /// What happens to a charge to a new key without memory for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFull {
-    /// Refuse it.
+    /// Refuse the charge.
     #[default]
     Deny,
-    /// Let it pass without counting it.
+    /// Let the charge pass without counting it.
     Allow,
 }
 

@@ -12,7 +12,7 @@ use crate::reservation::Settled;
 pub struct CheckDecision<R = Receipt> {
     /// The decision.
     pub decision: Decision<R>,
-    /// The hits that it has charged; 0 if they were taken back or there was no memory for the counter.
+    /// The hits that the check has charged; 0 if they were taken back or there was no memory for the counter.
     pub charged: u64,
     /// What the limit of its own displays that has decided; `None` if the numbers of the rule have.
     pub own: Option<u64>,

@@ -74,9 +74,9 @@ pub enum CounterOperation {
 /// What becomes of an unknown id whose settlement was charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum UnknownId {
-    /// It is retained if there is room, so that a repeated settlement charges nothing.
+    /// The id is retained if there is room, so that a repeated settlement charges nothing.
     Remember,
-    /// It is forgotten.
+    /// The id is forgotten.
     Forget,
 }
 
@@ -98,17 +98,17 @@ pub struct OperationOutcome {
 pub enum HoldOutcome {
     /// What the decision says.
     Decided,
-    /// Nothing, because the counter has too many holds.
+    /// Nothing was done, because the counter has too many holds.
     Exhausted,
-    /// One is settled. Boxed, because most outcomes have none.
+    /// A hold is settled. Boxed, because most outcomes have none.
     Settled(Box<Settled>),
-    /// Nothing: the outcome has the side data of the counter.
+    /// Nothing was done to holds: the outcome has the side data of the counter.
     Shown(Arc<CounterDetails>),
-    /// The one that was reserved is known and has ended. The decision is that of its reservation.
+    /// The hold that was reserved is known and has ended. The decision is that of its reservation.
     Ended,
-    /// Nothing: the outcome has what became of the limit of its own.
+    /// Nothing was done to holds: the outcome has what became of the limit of its own.
     OwnLimit(Box<OwnLimitOutcome>),
-    /// Nothing: the outcome has limits of their own of the slot.
+    /// Nothing was done to holds: the outcome has limits of their own of the slot.
     OwnLimits(Box<SlotOwnLimits>),
 }
 
@@ -140,13 +140,13 @@ pub struct OperationProperties<'o> {
     pub terms: Option<&'o HoldTerms>,
     /// The id that the counter may retain if it does not know it.
     pub retained_id: Option<&'o HoldId>,
-    /// Whether it may charge, so that a replica that receives from too few members does not apply it.
+    /// Whether the operation may charge, so that a replica that receives from too few members does not apply it.
     pub may_charge: bool,
     /// Whether the counter may refuse before the operation and pass after it.
     pub frees_hits: bool,
     /// Whether only the counter itself can decide the operation.
     pub needs_counter: bool,
-    /// Whether it is sent again if it gets lost.
+    /// Whether the operation is sent again if it gets lost.
     pub must_arrive: bool,
     /// Whether nothing of what was counted before remains.
     pub replaces_counter: bool,

@@ -38,10 +38,10 @@ pub struct HoldIdTooLong(pub usize);
 /// What happens to a hold that is neither settled nor canceled until its expiry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OnExpiry {
-    /// It is taken back.
+    /// The hold is taken back.
     #[default]
     Release,
-    /// It stays charged.
+    /// The hold stays charged.
     Charge,
 }
 
@@ -79,13 +79,13 @@ pub struct OpenHolds {
 /// An open hold.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenHold {
-    /// Its id.
+    /// The id of the hold.
     pub id: HoldId,
-    /// Its hits.
+    /// The hits of the hold.
     pub hits: u64,
-    /// The time until it expires.
+    /// The time until the hold expires.
     pub expires_after: Duration,
-    /// What happens to the hits then.
+    /// What happens to the hits when the hold expires.
     pub on_expiry: OnExpiry,
 }
 
@@ -107,11 +107,11 @@ pub struct Settled {
 /// What was known of a hold when it was settled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SettleOutcome {
-    /// It was open.
+    /// The hold was open.
     Open,
-    /// Its expiry had charged it, and the charge was adjusted.
+    /// The expiry had charged the hold, and the charge was adjusted.
     Charged,
-    /// Its expiry had released it, so all hits were charged now.
+    /// The expiry had released the hold, so all hits were charged now.
     Released,
     /// The id is unknown, so all hits were charged now.
     Unknown,
@@ -126,7 +126,7 @@ impl HoldId {
         Ok(Self { bytes: bytes.into(), nth: 0 })
     }
 
-    /// Whether it is the id of a charge or of a refund that counts once.
+    /// Whether the id is that of a charge or of a refund that counts once.
     pub(crate) fn is_of_request(&self) -> bool {
         matches!(self.bytes.first(), Some(&(CHARGES | REFUNDS)))
     }
@@ -186,7 +186,7 @@ impl HoldTerms {
         self.ttl
     }
 
-    /// What happens to the hits when it expires.
+    /// What happens to the hits when the hold expires.
     pub fn on_expiry(&self) -> OnExpiry {
         self.on_expiry
     }

@@ -44,7 +44,7 @@ impl Epoch {
 pub struct StoredSlot<D = SlotData> {
     /// The slot.
     pub slot: Slot,
-    /// The epoch of its owner.
+    /// The epoch of the owner of the slot.
     pub epoch: Epoch,
     /// The number of changes since the owner acquired the slot.
     pub seq: u64,

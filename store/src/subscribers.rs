@@ -31,13 +31,13 @@ impl SubscriberId {
 pub struct SubscriberState {
     /// The subscriber.
     pub id: SubscriberId,
-    /// Hits that it has requested in each second before its last report.
+    /// Hits that the subscriber has requested in each second before its last report.
     pub demand: f64,
-    /// The part of the limit that it has.
+    /// The part of the limit that the subscriber has.
     pub part: LimitPart,
     /// The time after which the part is no longer in force, unless it is renewed.
     pub ends_after: Duration,
-    /// Whether it is gone, so that the part is not renewed.
+    /// Whether the subscriber is gone, so that the part is not renewed.
     pub has_ended: bool,
 }
 
@@ -50,7 +50,7 @@ pub enum LimitPart {
     Slice {
         /// The hits of the last slice.
         hits: u64,
-        /// Hits that it may still let pass.
+        /// Hits that the subscriber may still let pass.
         left: u64,
     },
 }
@@ -58,7 +58,7 @@ pub enum LimitPart {
 /// The subscribers of one limit.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Subscribers {
-    /// Those with the greatest demand, in descending order.
+    /// The subscribers with the greatest demand, in descending order.
     pub first: Vec<SubscriberState>,
     /// The number of all subscribers.
     pub number: usize,
@@ -67,7 +67,7 @@ pub struct Subscribers {
 }
 
 impl Subscribers {
-    /// At most `max` of these.
+    /// The subscribers `each`, of which at most `max` are listed.
     pub(crate) fn new(each: impl Iterator<Item = SubscriberState>, callers: f64, max: usize) -> Self {
         let mut first: Vec<SubscriberState> = each.collect();
         let number = first.len();

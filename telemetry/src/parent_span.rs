@@ -9,7 +9,7 @@ const STATE_BYTES_MAX: usize = 512;
 /// The trace context of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ParentSpan {
-    /// None, or invalid headers.
+    /// The call has no trace context, or invalid headers.
     None,
     /// The caller forbids tracing the call.
     Denied,

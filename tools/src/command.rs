@@ -27,9 +27,9 @@ pub(super) const NO_RULE: u8 = 3;
 /// Why a command has no result.
 #[derive(Debug)]
 pub(super) enum CommandError {
-    /// Its arguments are wrong together.
+    /// The arguments of the command are wrong together.
     Usage(String),
-    /// It could not do what they say.
+    /// The command could not do what its arguments say.
     Failed(String),
 }
 

@@ -8,11 +8,11 @@ use tollgate_counter::named;
 pub struct DoctorFinding {
     /// The name of the kind of finding, which does not change.
     pub id: String,
-    /// How much it matters.
+    /// The weight of the finding.
     pub level: FindingLevel,
     /// What was found, with names and numbers.
     pub what: String,
-    /// What to do about it.
+    /// What to do about the finding.
     pub repair: String,
     /// The repaired part of a configuration, as YAML.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,18 +36,18 @@ named! {
 /// A descriptor that the configuration of an Envoy makes, which the command line sends to the doctor.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EnvoyDescriptor {
-    /// The domains of the filters that may send it.
+    /// The domains of the filters that may send the descriptor.
     pub domains: Vec<String>,
-    /// Its entries; empty if they depend on more than the configuration.
+    /// The entries of the descriptor; empty if they depend on more than the configuration.
     pub entries: Vec<EnvoyEntry>,
-    /// When it is sent, and what it charges.
+    /// When the descriptor is sent, and what it charges.
     pub charge: EnvoyCharge,
-    /// Where it is in the configuration: file, line and column.
+    /// Where the descriptor is in the configuration: file, line and column.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
 }
 
-/// An entry of such a descriptor.
+/// An entry of an [`EnvoyDescriptor`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct EnvoyEntry {
     /// The key.

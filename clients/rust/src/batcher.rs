@@ -63,6 +63,7 @@ pub(crate) struct Reply {
 }
 
 impl Batcher {
+    /// Makes a batcher, and spawns its `calls_max` senders on the current runtime.
     pub(crate) fn new(connections: Arc<Connections>, options: &Options) -> Self {
         let shared = Arc::new(Shared {
             connections,

@@ -11,7 +11,7 @@ pub(crate) enum Cause {
     Server,
     /// The answer of a replica that decides no calls yet, so nothing was charged.
     NotReady,
-    /// tonic keeps the deadline too, and calls it a cancellation.
+    /// The deadline has passed: tonic keeps it too, and calls it a cancellation.
     Timeout,
     /// The connection was closed, and the call not sent.
     NotSent,
@@ -20,6 +20,7 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
+    /// The cause of the failed call that ended with this status.
     pub(crate) fn from_status(status: &Status) -> Self {
         let Some(first) = status.source() else {
             return if is_not_ready(status) { Self::NotReady } else { Self::Server };

@@ -22,6 +22,7 @@ use crate::{
 #[derive(Clone)]
 pub struct Client(pub(crate) Arc<Inner>);
 
+/// The parts of a [`Client`], which its clones share.
 pub(crate) struct Inner {
     pub(crate) options: Options,
     pub(crate) runtime: Handle,
@@ -29,7 +30,7 @@ pub(crate) struct Inner {
     pub(crate) batcher: Batcher,
     pub(crate) denials: DenyCache,
     pub(crate) hasher: KeyHasher,
-    /// With calls of limits of their own.
+    /// The metadata with the admin token, which calls of limits of their own send.
     pub(crate) authorization: Option<MetadataValue<Ascii>>,
 }
 
@@ -125,6 +126,7 @@ impl Client {
 }
 
 impl Inner {
+    /// The instant at which the timeout of a call that begins now is over.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.options.timeout
     }

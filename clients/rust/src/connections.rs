@@ -42,6 +42,7 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
 const LOOKUP_RETRY: Duration = Duration::from_secs(1);
 
+/// A client of `tollgate.v1` over one connection.
 pub(crate) type Server = RateLimiterClient<Channel>;
 
 /// Calls the servers behind a target.
@@ -180,6 +181,7 @@ impl Connections {
     }
 }
 
+/// The status of a call without an answer in time.
 pub(crate) fn late() -> Status {
     Status::deadline_exceeded("no answer in time")
 }
@@ -188,6 +190,7 @@ fn closed() -> Status {
     Status::cancelled("the client is closed")
 }
 
+/// The status of a call whose runtime has ended.
 pub(crate) fn runtime_ended() -> Status {
     Status::unavailable("the runtime of the client has ended")
 }

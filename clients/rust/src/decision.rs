@@ -48,9 +48,9 @@ pub enum Source {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the server gave no answer: {code:?}: {message}")]
 pub struct NoAnswer {
-    /// That of a gRPC status, of the server or of this client.
+    /// The code of a gRPC status, of the server or of this client.
     pub code: Code,
-    /// That of the status.
+    /// The message of a gRPC status, of the server or of this client.
     pub message: String,
 }
 
@@ -63,13 +63,13 @@ pub struct LimitStatus {
     pub rule: String,
     /// Hits that pass in one unit.
     pub requests_per_unit: u64,
-    /// The window.
+    /// The window of the limit.
     pub unit: Unit,
     /// Hits that are left.
     pub remaining: u64,
-    /// The time until the limit is unused. If the limit refuses: until the same hits pass, zero if they never do.
+    /// The time until the limit is unused. If the limit refuses: until the refused hits pass, zero if they never do.
     pub reset_after: Duration,
-    /// The time until the same hits pass, if the limit refuses; None if they never do.
+    /// The time until the refused hits pass, if the limit refuses; None if they never do.
     pub retry_after: Option<Duration>,
     /// Whether the limit refuses the request. In shadow mode the request may be allowed nevertheless.
     pub refused: bool,
@@ -77,7 +77,7 @@ pub struct LimitStatus {
     pub refused_in_shadow: bool,
     /// Whether the candidate of the rule would refuse the request.
     pub refused_by_candidate: bool,
-    /// Whether it was decided without the owner of the counter, which could not be reached.
+    /// Whether the limit was decided without the owner of the counter, which could not be reached.
     pub degraded: bool,
 }
 

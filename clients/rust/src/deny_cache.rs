@@ -31,7 +31,7 @@ struct Refusals {
 #[derive(Default)]
 struct Checks {
     count: usize,
-    /// Those that were sent before this instant may have been decided before the last refund or change of limits.
+    /// Checks that were sent before this instant may have been decided before the last refund or change of limits.
     refunded: Option<Instant>,
 }
 
@@ -47,6 +47,7 @@ struct Refusal {
 }
 
 impl DenyCache {
+    /// An empty cache of at most `keys_max` keys, each of which is asked for again after at most `time_max`.
     pub(crate) fn new(keys_max: usize, time_max: Duration) -> Self {
         Self { keys_max, time_max, refusals: Mutex::default() }
     }
@@ -103,7 +104,7 @@ impl DenyCache {
 /// A call that gives hits of a key back, or that changes limits, which ends when this is dropped.
 pub(crate) struct Forgetting<'a> {
     cache: &'a DenyCache,
-    /// None: all keys.
+    /// The key whose refusal is forgotten; None for all keys.
     key: Option<CounterKey>,
 }
 

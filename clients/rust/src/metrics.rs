@@ -24,13 +24,13 @@ impl Metrics for () {
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Outcome {
-    /// By the server.
+    /// The server allowed the request.
     Allowed,
-    /// By the server.
+    /// The server denied the request.
     Denied,
-    /// By the deny cache.
+    /// The deny cache denied the request.
     DeniedLocally,
-    /// Allowed by a slice of [`PrepaidSlices`](crate::PrepaidSlices).
+    /// A slice of [`PrepaidSlices`](crate::PrepaidSlices) allowed the request.
     Prepaid,
     /// The server did not answer in time or at all, and the default decided.
     NoAnswer,

@@ -9,15 +9,18 @@ use tonic::{
 
 use crate::Metrics;
 
+/// The shortest time that an option or a term may have.
 pub(crate) const MILLISECOND: Duration = Duration::from_millis(1);
+/// The longest time that an option or a term may have.
 pub(crate) const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// The decision on a request if the server gives no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnNoAnswer {
-    /// For protection against overload: an outage of the limiter must not be an outage of the service.
+    /// The request is allowed, so that an outage of the limiter is no outage of the service: for protection against
+    /// overload.
     Allow,
-    /// For limits that protect money, logins or secrets.
+    /// The request is denied: for limits that protect money, logins or secrets.
     Deny,
 }
 
@@ -41,7 +44,7 @@ pub struct Options {
     pub deny_cache_keys: usize,
     /// The time after which a refused key is asked for again, if its retry-after is longer: 1 ms to 24 h. Default: 1 s.
     pub deny_cache_max: Duration,
-    /// That of the server, which is sent with the calls of limits of their own only. Default: none.
+    /// The admin token of the server, which is sent with the calls of limits of their own only. Default: none.
     pub admin_token: Option<String>,
     /// Receives what the client counts. Default: nothing is counted.
     pub metrics: Arc<dyn Metrics>,
@@ -56,7 +59,7 @@ pub enum InvalidOptions {
     /// The target is not `host:port`, or several of them with commas between.
     #[error("the target {0:?} is not host:port")]
     Target(String),
-    /// Such as the line break of a token that was read from a file.
+    /// The admin token is not visible ASCII: it has, for example, the line break of a file.
     #[error("the option admin_token is not visible ASCII")]
     AdminToken,
     /// TLS cannot be set up.
@@ -68,9 +71,9 @@ pub enum InvalidOptions {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the option {option} is not in {range}")]
 pub struct OutOfRange {
-    /// Its name.
+    /// The name of the option.
     pub option: &'static str,
-    /// Its lowest and its highest value.
+    /// The lowest and the highest value of the option.
     pub range: String,
 }
 
@@ -102,6 +105,7 @@ impl Options {
         }
     }
 
+    /// Fails with the first option that is out of its range.
     pub(crate) fn validate(&self) -> Result<(), OutOfRange> {
         in_range("timeout", self.timeout, MILLISECOND..=Duration::from_secs(60))?;
         in_range("calls_max", self.calls_max, 1..=100)?;
@@ -112,6 +116,7 @@ impl Options {
     }
 }
 
+/// Fails with the name of the option and with `range`, unless `value` is in `range`.
 pub(crate) fn in_range<T: PartialOrd + Debug>(
     option: &'static str,
     value: T,

@@ -16,7 +16,7 @@ use crate::{
 /// What has become of the limit of its own of one key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LimitResult {
-    /// The one that applies now. None if the numbers of the rule do, or if nothing is known.
+    /// The limit of its own that applies now. None if the numbers of the rule apply, or if nothing is known.
     pub limit: Option<OwnLimit>,
     /// The name of the rule, or its path.
     pub rule: String,
@@ -28,11 +28,11 @@ pub struct LimitResult {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {message}")]
 pub struct LimitError {
-    /// That of a gRPC status.
+    /// The code of a gRPC status.
     pub code: Code,
-    /// A name, such as `OUT_OF_BOUNDS` or `OTHER_VERSION`.
+    /// The name of the reason, such as `OUT_OF_BOUNDS` or `OTHER_VERSION`.
     pub reason: String,
-    /// For people.
+    /// The error in words, for people.
     pub message: String,
 }
 

@@ -38,6 +38,7 @@ impl Default for SliceOptions {
 }
 
 impl SliceOptions {
+    /// Fails with the first option that is out of its range.
     pub(crate) fn validate(&self) -> Result<(), OutOfRange> {
         in_range("hits", self.hits, 1..=u64::MAX)?;
         in_range("ttl", self.ttl, MILLISECOND..=DAY)?;
@@ -73,7 +74,7 @@ struct State {
 }
 
 impl PrepaidSlices {
-    /// Slices of this client. Close them before it.
+    /// Slices of this client. Close the slices before the client.
     pub fn new(client: Client, options: SliceOptions) -> Result<Self, InvalidOptions> {
         options.validate()?;
         let state = Mutex::new(State { table: SliceTable::new(options), timers: HashMap::new() });

@@ -17,7 +17,7 @@ const REQUEST_BYTES_MAX: usize = (4 << 20) - 16;
 pub struct Request {
     /// The set of rules that applies.
     pub domain: String,
-    /// At least one.
+    /// The descriptors that are decided together, at least one.
     pub descriptors: Vec<Descriptor>,
     /// Hits of each descriptor without hits of its own; 0 means 1.
     pub hits: u64,
@@ -35,7 +35,8 @@ pub struct Descriptor {
     pub limit: Option<Limit>,
     /// Replaces the hits of the request for this descriptor; 0 charges nothing.
     pub hits: Option<u64>,
-    /// Replaces that of the terms of a reservation. Other calls ignore it.
+    /// Replaces [`Terms::on_expiry`](crate::Terms::on_expiry) of a reservation for this descriptor. Other calls ignore
+    /// it.
     pub on_expiry: Option<OnExpiry>,
 }
 
@@ -44,7 +45,7 @@ pub struct Descriptor {
 pub struct Limit {
     /// Hits that pass in one unit; 0 lets none pass.
     pub requests_per_unit: u32,
-    /// The window.
+    /// The window of the limit.
     pub unit: Unit,
 }
 
@@ -62,13 +63,13 @@ impl Request {
         Self { domain: domain.into(), descriptors: descriptors.into(), hits: 1, request_id: String::new() }
     }
 
-    /// The same with this number of hits.
+    /// The request with this number of hits for each descriptor without hits of its own; 0 means 1.
     pub fn hits(mut self, hits: u64) -> Self {
         self.hits = hits;
         self
     }
 
-    /// The same with this id, so that a repeated check counts once.
+    /// The request with this id of at most 63 bytes, so that a repeated check or refund counts once.
     pub fn request_id(mut self, id: impl Into<String>) -> Self {
         self.request_id = id.into();
         self
@@ -117,24 +118,25 @@ impl Descriptor {
         Self { entries, ..Self::default() }
     }
 
-    /// The same with this limit instead of that of the rules.
+    /// The descriptor with this limit instead of that of the rules.
     pub fn limit(mut self, requests_per_unit: u32, unit: Unit) -> Self {
         self.limit = Some(Limit { requests_per_unit, unit });
         self
     }
 
-    /// The same with hits of its own; 0 charges nothing.
+    /// The descriptor with hits of its own; 0 charges nothing.
     pub fn hits(mut self, hits: u64) -> Self {
         self.hits = Some(hits);
         self
     }
 
-    /// The same with this end of a reservation that expires, instead of that of the terms.
+    /// The descriptor with this end of a reservation that expires, instead of that of the terms.
     pub fn on_expiry(mut self, on_expiry: OnExpiry) -> Self {
         self.on_expiry = Some(on_expiry);
         self
     }
 
+    /// The message of the descriptor, with these hits.
     pub(crate) fn message(&self, hits: Option<u64>) -> v1::Descriptor {
         let entry = |(key, value): &(String, String)| v1::Entry { key: key.clone(), value: value.clone() };
         let limit = self

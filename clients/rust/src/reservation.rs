@@ -26,7 +26,7 @@ pub use v1::settled_limit::Outcome as SettledOutcome;
 pub struct Terms {
     /// The time until the reservation expires: 1 ms to 24 h. Default: 60 s.
     pub ttl: Duration,
-    /// What happens then to the hits of each descriptor without its own. Default: release.
+    /// What happens at the expiry to the hits of each descriptor without an `on_expiry` of its own. Default: release.
     pub on_expiry: OnExpiry,
 }
 
@@ -39,13 +39,14 @@ impl Default for Terms {
 /// A reservation, if its decision allows the request. To drop it neither settles nor cancels it.
 #[derive(Clone)]
 pub struct Reservation {
-    /// If the default has decided, the hits may be held or not: settle or cancel them nevertheless.
+    /// The decision on the request. If the default has decided, the hits may be held or not: settle or cancel the
+    /// reservation nevertheless.
     pub decision: Decision,
-    /// Whether a reservation of its id was made before and is not open any more. Then nothing is held.
+    /// Whether a reservation of this id was made before and is not open any more. Then nothing is held.
     pub ended: bool,
     pub(crate) client: Client,
     pub(crate) request: Request,
-    /// Empty if the server has decided that nothing is held.
+    /// The id of the reservation; empty if the server has decided that nothing is held.
     pub(crate) id: String,
 }
 
@@ -69,7 +70,7 @@ pub struct SettledLimit {
     pub outcome: SettledOutcome,
     /// Hits that were held.
     pub reserved: u64,
-    /// Of the hits that were used, those that were not charged because the limit does not go as far.
+    /// Hits that were used and not charged, because the limit does not go as far.
     pub not_charged: u64,
     /// Hits that are left.
     pub remaining: u64,
@@ -158,8 +159,12 @@ impl Reservation {
         self.settle_each(actual, []).await
     }
 
-    /// Like [`settle`](Self::settle), with hits of single descriptors by their index. They replace the hits with which
-    /// these were reserved, and the actual hits. An index without a descriptor is an [`Error::InvalidRequest`].
+    /// Ends the reservation at the hits that were used. A descriptor has its number in `hits`, by its index, otherwise
+    /// hits of its own, otherwise `actual`. A reservation that is not known any more, or never was, is charged now. An
+    /// index without a descriptor is an [`Error::InvalidRequest`].
+    ///
+    /// The call goes on if its future is dropped. After [`Error::NoAnswer`] it may be repeated: the hits count once. If
+    /// the server has decided that nothing is held, nothing is sent and the settlement has no limits.
     pub async fn settle_each(
         &self,
         actual: u64,
@@ -177,7 +182,9 @@ impl Reservation {
         used.end(Some(actual)).await
     }
 
-    /// Ends the reservation and gives all hits back. It is otherwise like [`settle`](Self::settle).
+    /// Ends the reservation and gives all hits back. The call goes on if its future is dropped. After
+    /// [`Error::NoAnswer`] it may be repeated. If the server has decided that nothing is held, nothing is sent and the
+    /// settlement has no limits.
     pub async fn cancel(&self) -> Result<Settlement, Error> {
         self.clone().end(None).await
     }

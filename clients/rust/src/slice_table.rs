@@ -31,7 +31,7 @@ pub(crate) struct SliceTable {
 #[derive(Default)]
 pub(crate) struct Actions {
     pub(crate) ends: Vec<Arc<End>>,
-    /// What is reserved.
+    /// The request whose hits are reserved.
     pub(crate) reserve: Option<Request>,
     /// Hits that stay charged.
     pub(crate) lost: u64,
@@ -40,7 +40,7 @@ pub(crate) struct Actions {
 /// A settlement or a cancellation of a reservation.
 pub(crate) struct End {
     pub(crate) reservation: Reservation,
-    /// None to cancel it, because it is no slice.
+    /// The hits of the slice that were spent. None to cancel the reservation, because it is no slice.
     pub(crate) spent: Option<u64>,
     /// Hits that stay charged if the end has no answer.
     unspent: u64,
@@ -54,22 +54,22 @@ struct KeyState {
     begin: Instant,
     /// Nothing is reserved until this instant.
     paused_until: Option<Instant>,
-    /// Those that are under way or wait to be repeated.
+    /// Ends that are under way or wait to be repeated.
     ends: Vec<PendingEnd>,
 }
 
 struct PendingEnd {
     end: Arc<End>,
-    /// Those without an answer.
+    /// Attempts without an answer.
     attempts: usize,
-    /// None while a call is under way.
+    /// When the end is sent again. None while a call is under way.
     repeat_at: Option<Instant>,
 }
 
 /// Hits that this process may spend.
 struct Slice {
     reservation: Reservation,
-    /// Before the instant of the server, so the slice ends no later than there.
+    /// When the slice begins here: before the instant of the server, so it ends no later than there.
     begin: Instant,
     renew_at: Instant,
     until: Instant,
@@ -79,6 +79,7 @@ struct Slice {
 }
 
 impl SliceTable {
+    /// A table without slices.
     pub(crate) fn new(options: SliceOptions) -> Self {
         Self { options, keys: HashMap::new(), closed: false }
     }

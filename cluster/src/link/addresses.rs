@@ -27,7 +27,7 @@ const NAMED_MAX: usize = 3;
 pub(crate) enum DialResult {
     /// Connections are refused: no process listens there.
     Refused,
-    /// Another process than the expected one answers.
+    /// A process answers that is not the expected one.
     OtherMember,
     /// No proof that a process listens there or that none does.
     Unreachable,
@@ -39,7 +39,7 @@ pub(crate) enum DialResult {
     Duplicate,
     /// The session had ended; a new one can begin at once.
     SessionEnded,
-    /// This process of the cluster answers. It has an active link, or had one over this connection.
+    /// The process of the cluster with this id answers. It has an active link, or had one over this connection.
     Linked(MemberId),
 }
 
@@ -60,7 +60,7 @@ pub enum SeedState {
     Slow,
     /// Some seed has not been tried yet, or a slow process may still answer.
     Searching,
-    /// Another process of the cluster was found at a seed.
+    /// A process of the cluster that is not this one was found at a seed.
     Found,
 }
 
@@ -69,9 +69,9 @@ pub enum SeedState {
 pub struct Strangers {
     /// The addresses of the strangers, with the reasons.
     pub named: String,
-    /// Whether one of them speaks another version of the protocol.
+    /// Whether a stranger speaks another version of the protocol.
     pub has_other_version: bool,
-    /// Whether one of them has the address of a peer whose link broke.
+    /// Whether a stranger has the address of a peer whose link broke.
     pub has_former_peer: bool,
 }
 
@@ -85,7 +85,7 @@ struct LinkRejection {
 /// The addresses that are dialled or known.
 #[derive(Default)]
 pub(super) struct Addresses {
-    /// Those that are dialled now, at most [`DIALS_MAX`].
+    /// The addresses that are dialled now, at most [`DIALS_MAX`].
     pub(super) dialling: HashSet<String>,
     own: HashMap<String, Stopwatch>,
     // Peers behind an address that is not the one they advertise.

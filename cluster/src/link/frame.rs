@@ -30,7 +30,7 @@ pub(super) enum LinkFrame {
     Greeting(MemberId),
     Hello(LinkHello),
     Piece(Piece),
-    /// Sent on an idle link: the number of the last received piece.
+    /// A heartbeat of an idle link, with the number of the last received piece.
     Heartbeat(u64),
     /// The process leaves; no frame follows.
     Goodbye,
@@ -57,7 +57,7 @@ pub(super) struct LinkHello {
 /// A batch or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Piece {
-    /// Counted from 1 over the whole session.
+    /// The number of the piece, from 1 over the whole session.
     pub(super) number: u64,
     /// The number of the last received piece.
     pub(super) received: u64,
@@ -70,7 +70,7 @@ pub(super) struct Piece {
 /// Why a link is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum RefusalReason {
-    /// Another link is active and preferred.
+    /// A link that is preferred to the refused one is active.
     Linked,
     /// The session of the hello has ended.
     Stale,
@@ -79,7 +79,7 @@ pub(super) enum RefusalReason {
 }
 
 impl LinkFrame {
-    /// Whether its buffer is worth to be freed.
+    /// Whether the buffer of the frame is worth to be freed.
     pub(super) fn is_large(&self) -> bool {
         matches!(self, Self::Piece(piece) if piece.payload.len() > WRITE_BYTES)
     }

@@ -42,7 +42,7 @@ pub(super) struct LocalProcess {
     assembly: AssemblyBudget,
 }
 
-/// Another process of the cluster, with the session of its link.
+/// A process of the cluster that is not this one, with the session of its link.
 pub(super) struct Peer {
     pub(super) id: MemberId,
     handler: Arc<dyn LinkHandler>,

@@ -61,12 +61,12 @@ impl RemoteOperation {
         }
     }
 
-    /// Whether an isolated owner applies it too: it corrects what was charged before, and admits nothing.
+    /// Whether an isolated owner applies the operation too: it corrects what was charged before, and admits nothing.
     pub(crate) fn is_applied_in_isolation(&self) -> bool {
         self.must_arrive() || self.is_undo()
     }
 
-    /// Whether it takes back one charge.
+    /// Whether the operation takes back one charge.
     pub(crate) fn is_undo(&self) -> bool {
         self.on_counter().is_some_and(|(operation, _)| operation.properties().undone.is_some())
     }
@@ -104,7 +104,7 @@ pub(crate) struct Settlement {
     pub(crate) hits: u64,
     /// Unused hits of the grant. The newest settlement is authoritative when the slot changes its owner.
     pub(crate) left: u64,
-    /// How long ago the last of them was used.
+    /// The time since the last hit was used.
     pub(crate) age: Duration,
     pub(crate) state: LeaseState,
 }
@@ -128,7 +128,7 @@ pub(crate) enum CheckReply {
     Unreachable,
 }
 
-/// What the sender may decide about the same key by itself.
+/// What the sender of a check may decide about its key by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum LeaseReply {
     /// The sender may use this many hits for some time.

@@ -44,10 +44,10 @@ pub enum MemberState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemberRecord {
     pub(crate) id: MemberId,
-    /// The address at which other replicas connect to it.
+    /// The address at which other replicas connect to the member.
     pub(crate) address: String,
     pub(crate) state: MemberState,
-    /// The hash of its active rules.
+    /// The hash of the member's active rules.
     pub(crate) rules: u64,
     /// The revision of this record. The larger one is the newer.
     pub(crate) changes: u64,
@@ -121,7 +121,7 @@ pub(crate) enum Message {
     Recall { key: Key },
     /// This key is no longer refused.
     Revoke { key: Key },
-    /// These members are proven dead.
+    /// The listed members are proven dead.
     Dead { members: Vec<MemberId> },
     /// What operators compare between members: the version of the program, and the time by which the sender decides.
     Status { program: String, clock: Timestamp },

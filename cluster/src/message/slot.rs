@@ -18,7 +18,7 @@ pub(crate) struct Version {
 }
 
 impl Version {
-    /// No copy is newer.
+    /// The greatest version: no copy is newer.
     pub(crate) const MAX: Self = Self { epoch: Epoch::MAX, seq: u64::MAX };
 }
 
@@ -34,10 +34,10 @@ pub(crate) struct VersionedSlot {
 /// What was granted of the counters of a slot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct SlotGrants {
-    /// To other replicas.
+    /// Grants to other replicas.
     #[serde(with = "each_apart")]
     pub(crate) leases: Vec<LeaseGrant>,
-    /// To clients that decide by themselves.
+    /// Grants to clients that decide by themselves.
     pub(crate) divisions: SlotDivisions,
 }
 
@@ -92,9 +92,9 @@ impl LeaseGrant {
 /// The unaccounted hits of a grant, charged as if they were used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ChargedHits {
-    /// At least one.
+    /// The charged hits, at least one.
     pub(crate) hits: NonZeroU64,
-    /// How long ago they count as used.
+    /// How long ago the hits count as used.
     pub(crate) age: Duration,
 }
 

@@ -64,11 +64,11 @@ struct UnansweredChange {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChangeState {
-    /// No backup has it yet.
+    /// No backup has the change yet.
     Unsent,
-    /// The last backup has it.
+    /// The last backup has the change.
     Sent,
-    /// It can be answered.
+    /// The caller of the change can be answered.
     Answerable(BackedUp),
 }
 
@@ -101,11 +101,11 @@ impl SentBackup {
 /// What happens with the next backup to the same receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NextBackup {
-    /// The receiver has answered: the next one is sent when it is due.
+    /// The receiver has answered: the next backup is sent when it is due.
     Free,
-    /// The next one waits for the answer.
+    /// The next backup waits for the answer.
     Blocked,
-    /// The next one is sent with the answer, because it was due before.
+    /// The next backup is sent with the answer, because it was due before.
     Due,
 }
 

@@ -84,7 +84,7 @@ pub(super) struct Forwarding {
     last_ticket: u64,
     forwards: FxHashMap<u64, Forward>,
     pending: Vec<OpenCheck>,
-    /// Those whose replies did not arrive in time, with the instant until which a late one counts.
+    /// Checks whose replies did not arrive in time, with the instant until which a late reply counts.
     pub(super) late: BTreeMap<u64, Forward>,
     /// Reports that could not be sent.
     unsent_reports: Vec<Arc<RemoteCheck>>,

@@ -79,9 +79,9 @@ struct OpenGrant {
 /// The state of the unaccounted hits of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrantState {
-    /// The borrower may use them.
+    /// The borrower may use the hits.
     Open,
-    /// The borrower has reported all of them.
+    /// The borrower has reported all hits.
     Settled,
     /// The borrower was not heard in time. The hits are charged as if they were used at `at`, by the wall clock.
     Charged { hits: NonZeroU64, at: Timestamp },

@@ -50,7 +50,7 @@ pub(super) struct NodeOutput {
 #[derive(Debug, Default)]
 struct Queue {
     messages: VecDeque<Message>,
-    /// Their [`Message::data_bytes`].
+    /// The sum of [`Message::data_bytes`] of the messages.
     data_bytes: usize,
 }
 

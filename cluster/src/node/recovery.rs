@@ -44,7 +44,7 @@ struct OpenRecovery {
     newest: Option<VersionedSlot>,
     /// The query is repeated at this instant.
     retry_at: Timestamp,
-    /// Another member reaches the owner, so the slot is not recovered for now.
+    /// The slot is not recovered for now, because a member reaches the owner that this replica does not reach.
     blocked: bool,
 }
 
@@ -103,7 +103,7 @@ impl Recovery {
         self.open.remove(&slot)?.newest
     }
 
-    /// Another member reaches the owner.
+    /// Pauses the recovery of `slot`, whose owner another member reaches.
     pub(super) fn block(&mut self, slot: Slot) {
         if let Some(open) = self.open.get_mut(&slot) {
             open.blocked = true;

@@ -94,24 +94,24 @@ pub struct MemberView {
     /// The id of the member.
     #[serde(serialize_with = "as_text")]
     pub id: MemberId,
-    /// The address at which replicas connect to it.
+    /// The address at which replicas connect to the member.
     pub address: String,
     /// The state of the member; `None` if it left, died or was silent for too long.
     #[serde(serialize_with = "or_gone")]
     pub state: Option<MemberState>,
-    /// How the member has departed; `None` while it is one.
+    /// How the member has departed; `None` before.
     pub departure: Option<MemberDeparture>,
     /// Milliseconds since the last sign of life.
     pub silent_ms: u64,
-    /// The hash of its active rules.
+    /// The hash of the member's active rules.
     pub rules: String,
-    /// Slots that it owns, as far as this replica knows.
+    /// Slots that the member owns, as far as this replica knows.
     #[serde(rename = "holding")]
     pub owned: usize,
-    /// The version of its program; `None` until it has said it.
+    /// The version of the member's program; `None` until the member has said it.
     pub program: Option<String>,
-    /// How far its clock is ahead of that of this replica, in milliseconds, without the time that the message took;
-    /// negative if it is behind.
+    /// How far the member's clock is ahead of that of this replica, in milliseconds, without the time that the message
+    /// took; negative if it is behind.
     pub clock_ahead_ms: Option<i64>,
 }
 

@@ -53,7 +53,7 @@ enum ChangeState {
         at: u64,
         version: u64,
     },
-    /// It may apply or not.
+    /// The change may apply or not.
     Unknown {
         at: u64,
     },

@@ -25,7 +25,7 @@ use crate::protocol::{self, VersionMismatch};
 pub(crate) struct TlsConfigs {
     pub(crate) server: Arc<ServerConfig>,
     pub(crate) client: Arc<ClientConfig>,
-    /// For clients of another protocol version: carries this version and authenticates nothing.
+    /// The configuration for clients of another protocol version: carries this version and authenticates nothing.
     pub(crate) other_version: Arc<ServerConfig>,
     pub(super) created_at: Timestamp,
     pub(super) renew_at: Timestamp,

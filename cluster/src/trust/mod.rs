@@ -209,8 +209,8 @@ impl Material {
         Ok(Self::Secrets(path.to_owned(), secrets))
     }
 
-    /// What makes TLS configurations from it. Derives authorities from secrets, which blocks for long: do not call it on a
-    /// thread that answers requests.
+    /// What makes TLS configurations from the material. Derives authorities from secrets, which blocks for long: do not
+    /// call it on a thread that answers requests.
     fn issuer(self) -> Result<Issue, ClusterError> {
         match self {
             Self::Certificates(files, contents) => Ok(Arc::new(move |clock| files.configs(&contents, clock))),

@@ -73,12 +73,12 @@ impl Calendar {
         Some(Self { unit, zone: TimeZone::get(zone).ok()?, code })
     }
 
-    /// How long its windows are.
+    /// How long the windows of the calendar are.
     pub fn unit(&self) -> CalendarUnit {
         self.unit
     }
 
-    /// The name of its time zone.
+    /// The name of the time zone of the calendar.
     pub fn zone(&self) -> &str {
         // Time zones are looked up by name, so there is always a name.
         self.zone.iana_name().unwrap_or_default()

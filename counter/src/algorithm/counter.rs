@@ -86,7 +86,7 @@ impl Counter {
 
 /// The record of refusals.
 impl Counter {
-    /// The record of its refusals.
+    /// The record of refusals, if the counter has one.
     pub(crate) fn record(&self) -> Option<&PenaltyRecord> {
         if let Self::Penalized(penalized) = self { Some(&penalized.record) } else { None }
     }
@@ -185,7 +185,7 @@ macro_rules! variants {
         }
     )*
 
-        /// For a limit with a penalty, whose limit may be of any kind.
+        /// The enum as a variant of itself: for a limit with a penalty, whose limit may be of any kind.
         impl Variant<Self> for $enum {
             fn from_enum(value: &Self) -> Option<&Self> {
                 Some(value)

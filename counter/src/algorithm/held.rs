@@ -12,11 +12,11 @@ use crate::time::timestamp::Timestamp;
 /// Where a charge is in its counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChargePosition {
-    /// In the sum of all charges.
+    /// The charge is in the sum of all charges.
     Sum,
-    /// In the window that ends at this instant.
+    /// The charge is in the window that ends at this instant.
     Window(Timestamp),
-    /// At this instant of the counter's own.
+    /// The charge is at this instant of the counter's own.
     Instant(Timestamp),
 }
 

@@ -93,11 +93,11 @@ impl Operation {
 /// Whether a call may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
-    /// It passes now.
+    /// The operation passes now.
     Pass,
-    /// It passes after this delay.
+    /// The operation passes after this delay.
     Delay(Duration),
-    /// It is refused.
+    /// The operation is refused.
     Refuse {
         /// The refused operation passes after this time and not before; `None` if it never passes.
         retry_after: Option<Duration>,
@@ -131,12 +131,12 @@ pub struct Decision<R = Receipt> {
 /// What happens to a charge that is larger than what is left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Excess {
-    /// Refuse it without changing the counter.
+    /// Refuse the charge without changing the counter.
     #[default]
     Refuse,
-    /// Refuse it and count it (`count_denied`).
+    /// Refuse the charge and count it (`count_denied`).
     Count,
-    /// Let it pass if anything is left, with a debt of at most this many hits (`overdraft`).
+    /// Let the charge pass if anything is left, with a debt of at most this many hits (`overdraft`).
     Overdraft(u64),
 }
 
@@ -198,7 +198,7 @@ pub trait Algorithm: Clone {
     type Counter: Variant<Counter> + Default;
     /// The data for taking one charge back.
     type Receipt: Variant<Receipt> + Copy;
-    /// How it lets hits pass; of a limit with a penalty: see [`Limit::admission`].
+    /// How the algorithm lets hits pass; of a limit with a penalty: see [`Limit::admission`].
     const ADMISSION: Admission = Admission::AtOnce;
 
     /// Answers `operation`, and charges or refunds `counter` accordingly.
@@ -278,7 +278,7 @@ pub trait Algorithm: Clone {
         0
     }
 
-    /// Replaces its numbers of hits (of the limit, a burst, a step; not the length of windows), and what happens to a
+    /// Replaces the numbers of hits (of the limit, a burst, a step; not the length of windows), and what happens to a
     /// charge that is larger than what is left.
     fn change(&mut self, number: impl Fn(u64) -> u64, excess: impl Fn(Excess) -> Excess);
 
@@ -358,9 +358,9 @@ impl<R> Decision<R> {
 /// The part of a limit to which a bucket is entitled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaTerms {
-    /// The weight of its demand if the limit is below the sum of demands.
+    /// The weight of the demand of the bucket if the limit is below the sum of demands.
     pub weight: NonZeroU32,
-    /// Hits a second of a rate, or hits of a budget, that it may let pass whatever the demand of others is.
+    /// Hits a second of a rate, or hits of a budget, that the bucket may let pass whatever the demand of others is.
     pub floor: u64,
 }
 

@@ -38,17 +38,17 @@ impl Span {
         Self { nanos: seconds as u64 * crate::time::SECOND }
     }
 
-    /// Its length in nanoseconds.
+    /// The length of the span in nanoseconds.
     pub const fn nanos(self) -> u64 {
         self.nanos
     }
 
-    /// Its last multiple that is not after `now`.
+    /// The last multiple of the span that is not after `now`.
     pub(crate) const fn start(self, now: Timestamp) -> Timestamp {
         now.minus(now.as_nanos() % self.nanos)
     }
 
-    /// Its first multiple after `now`.
+    /// The first multiple of the span after `now`.
     pub(crate) const fn end(self, now: Timestamp) -> Timestamp {
         self.start(now).plus(self.nanos)
     }
@@ -132,7 +132,7 @@ impl Window {
 pub struct WindowCounter {
     /// The end of the window: until then, a decision needs no division.
     pub(crate) end: Timestamp,
-    /// The hits in it. May exceed the limit.
+    /// The hits in the window. May exceed the limit.
     pub(crate) count: u64,
 }
 

@@ -19,7 +19,7 @@ pub use text::{OwnedEntry, escaped, format, parse, unescaped};
 pub struct Entry<'a> {
     /// The key of the entry.
     pub key: &'a [u8],
-    /// Its value, possibly empty.
+    /// The value of the entry, possibly empty.
     pub value: &'a [u8],
 }
 
@@ -79,7 +79,7 @@ impl Ord for Key {
     }
 }
 
-/// Hashes to its lower half, which is uniformly distributed already.
+/// Hashes a key to its lower half, which is uniformly distributed already.
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.low);

@@ -239,7 +239,7 @@ impl Age {
         Self(nanos(instant.nanos_since(now)) - nanos(now.nanos_since(instant)))
     }
 
-    /// As an unsigned number.
+    /// The age as an unsigned number.
     pub fn to_bits(self) -> u64 {
         self.0.cast_unsigned()
     }

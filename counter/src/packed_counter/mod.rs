@@ -258,12 +258,12 @@ impl PackedCounter {
         self.clone()
     }
 
-    /// Whether only the changes of a log are here.
+    /// Whether the copy has only the changes of a log.
     pub fn is_partial(&self) -> bool {
         self.log().is_some_and(LogCounter::is_partial)
     }
 
-    /// Whether an earlier copy has what is missing here.
+    /// Whether nothing is missing in this copy, or `earlier` has it.
     pub fn can_follow(&self, earlier: Option<&Self>) -> bool {
         match (self.log(), earlier.and_then(Self::log)) {
             (Some(log), Some(earlier)) => log.can_follow(earlier),
@@ -271,7 +271,7 @@ impl PackedCounter {
         }
     }
 
-    /// The counter with what has not changed since an earlier copy, if only the changes of a log are here.
+    /// The counter with what has not changed since an earlier copy, if this copy has only the changes of a log.
     pub fn after(self, earlier: Self) -> Self {
         let (later, record) = self.into_plain();
         let (earlier, _) = earlier.into_plain();

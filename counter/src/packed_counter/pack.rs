@@ -50,7 +50,8 @@ pub(super) fn unpack<A: Algorithm<Counter: Pack>>(
     Pack::unpack(packed, window_nanos(algorithm))
 }
 
-/// The length of its windows, if it has any. Of windows that differ, an upper bound that is less than the length of two.
+/// The length of the windows of an algorithm, or its period, in nanoseconds; 0 without either. Of windows that differ,
+/// an upper bound that is less than the length of two.
 #[inline(always)]
 pub(super) fn window_nanos(algorithm: &impl Algorithm) -> u64 {
     match algorithm.window() {

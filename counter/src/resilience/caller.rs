@@ -42,7 +42,7 @@ pub enum CallerAccess {
     /// What every caller may.
     #[default]
     Callers,
-    /// Set, read, remove and list limits of keys of their own, too.
+    /// What every caller may; also to set, read, remove and list limits of keys of their own.
     Limits,
 }
 
@@ -74,7 +74,7 @@ impl Caller {
         self.0.name.as_deref()
     }
 
-    /// What it may do without the admin token.
+    /// What the caller may do without the admin token.
     pub fn access(&self) -> CallerAccess {
         self.0.access
     }
@@ -166,16 +166,16 @@ pub const CALLER_SHARE: usize = 4;
 /// How much of something is used.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedUse {
-    /// By one of those that share it.
+    /// What one of the sharers uses.
     pub own: usize,
-    /// By all of them.
+    /// What all sharers use together.
     pub all: usize,
-    /// The most that all may use.
+    /// The most that all sharers may use together.
     pub max: usize,
 }
 
 impl SharedUse {
-    /// Whether this one may use so much more. Once half is used, it gets one part of so many of what the others leave.
+    /// Whether the sharer may use `more`. Once half is used, it gets one of `parts` parts of what the others leave.
     pub fn has_room_for(self, more: usize, parts: usize) -> bool {
         let of_others = self.all.saturating_sub(self.own);
         self.all.saturating_add(more) <= self.max / 2

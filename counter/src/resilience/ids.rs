@@ -17,9 +17,9 @@ use crate::time::timestamp::Timestamp;
 pub struct IdRecord {
     /// The hash of the id.
     pub id: u64,
-    /// The instant at which counters forget it.
+    /// The instant at which counters forget the id.
     pub until: Timestamp,
-    /// The bytes that it takes at its counters.
+    /// The bytes that the id takes at its counters.
     pub bytes: usize,
 }
 

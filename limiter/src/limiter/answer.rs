@@ -26,11 +26,11 @@ pub(super) type SingleAnswer<'s> = AnswerOf<[Status<'s>; 1]>;
 pub struct AnswerOf<S> {
     /// Whether the request as a whole may pass.
     pub passes: bool,
-    /// Whether it passes only because of the shadow mode of all rules.
+    /// Whether the request passes only because of the shadow mode of all rules.
     pub passes_in_shadow: bool,
     /// The delay before the answer may be sent.
     pub delay: Duration,
-    /// One for each descriptor, in order.
+    /// The statuses, one for each descriptor, in order.
     pub statuses: S,
 }
 
@@ -43,7 +43,7 @@ pub struct Status<'s> {
     pub limit: Option<DisplayedLimit>,
     /// Hits that are left; `u64::MAX` if unlimited.
     pub remaining: u64,
-    /// See [`Decision::reset_after`]; `None` without a limit.
+    /// The [`Decision::reset_after`] of the counter; `None` without a limit.
     pub reset_after: Option<Duration>,
     /// After a refusal: the time until the same request would pass; `None` if it never would.
     pub retry_after: Option<Duration>,
@@ -53,7 +53,7 @@ pub struct Status<'s> {
     pub refused_in_shadow: bool,
     /// Whether the candidate of the rule would have refused. It influences nothing else.
     pub candidate_refuses: bool,
-    /// Whether it was decided without the owner of the counter, which could not be reached.
+    /// Whether the descriptor was decided without the owner of the counter, which could not be reached.
     pub degraded: bool,
     /// Whether another descriptor of the request has the same counter.
     pub shares_counter: bool,
@@ -146,7 +146,7 @@ impl<'s> Status<'s> {
         self.rule.map_or("override", |rule| rule.name())
     }
 
-    /// See [`Rule::label`]; `override` without a rule.
+    /// What people are told of the rule, as [`Rule::label`] has it; `override` without a rule.
     pub fn label(&self) -> Cow<'s, str> {
         self.rule.map_or("override".into(), Rule::label)
     }

@@ -29,13 +29,13 @@ named! {
     /// Where the limit comes from that decides on a descriptor.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum LimitFrom {
-        /// Its rule.
+        /// The rule of the descriptor.
         Rule = "the rule",
-        /// Its rule, because the store did not name the limit of the key in time.
+        /// The rule of the descriptor, because the store did not name the limit of the key in time.
         RuleForUnknown = "the rule, because the store has not answered",
         /// The store that names limits of keys.
         Store = "the store",
-        /// A limit of its own of the key.
+        /// The limit that the key has of its own.
         OwnLimit = "set at run time",
         /// The request.
         Request = "the request",
@@ -70,7 +70,7 @@ pub(super) enum AppliedLimit<'s> {
 
 /// The limit of a descriptor for one request.
 pub(super) struct RequestLimit<'s> {
-    /// Its kind gives the key of the counter.
+    /// The limit, whose kind gives the key of the counter.
     own: Cow<'s, Limit>,
     /// The limit that decides in place of `own` if a refusal must not be charged.
     without_refused_charges: Option<Limit>,

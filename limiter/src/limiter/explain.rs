@@ -25,9 +25,9 @@ use crate::limiter::{
 /// Whose limits of their own are listed. A shared store lists all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnLimitsOf {
-    /// Those of the counters that this replica owns.
+    /// The limits of the counters that this replica owns.
     ThisReplica,
-    /// Those of all replicas.
+    /// The limits of the counters of all replicas.
     AllReplicas,
 }
 
@@ -44,7 +44,7 @@ pub struct Explanation<'s> {
     pub answer: Answer<'s>,
     /// The instant of the answer.
     pub now: Timestamp,
-    /// One for each descriptor; empty if the domain has no rules.
+    /// The reasons for each descriptor, in order; empty if the domain has no rules.
     pub parts: Vec<DescriptorExplanation<'s>>,
 }
 
@@ -83,7 +83,7 @@ pub struct CheckExplanation {
 pub struct CounterRef<'s> {
     /// The rule.
     pub rule: &'s Rule,
-    /// Its limit, or the one that a store names for the key.
+    /// The limit of the rule, or the one that a store names for the key.
     pub limit: Limit,
     /// The limit as displayed.
     pub displayed_limit: DisplayedLimit,

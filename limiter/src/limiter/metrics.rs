@@ -22,9 +22,9 @@ pub struct LimiterMetrics {
     pub unknown_domains: MetricCounter,
     /// Descriptors that match no rule of their domain.
     pub unmatched: MetricCounter,
-    /// Some of these domains.
+    /// Some of the domains without rules.
     pub unknown_examples: Examples,
-    /// Some of these descriptors, and of those whose only rule is replaced.
+    /// Some of the descriptors that match no rule, and of those whose only rule is replaced.
     pub unmatched_examples: Examples,
     /// Requests that passed only because of the shadow mode of all rules.
     pub shadow_passes: MetricCounter,

@@ -105,7 +105,7 @@ impl Limiter {
         Self { limits: LimitSource { cache }, ..self }
     }
 
-    /// Whether it looks up limits of keys.
+    /// Whether the limiter looks up limits of keys.
     #[cfg(feature = "limits")]
     pub fn looks_up_limits(&self) -> bool {
         self.limits.cache.is_some()
@@ -187,7 +187,7 @@ impl ActiveView<'_> {
         &self.rules
     }
 
-    /// When the view was taken.
+    /// The reading of the clock when the view was taken.
     pub fn reading(&self) -> ClockReading {
         self.reading
     }

@@ -54,7 +54,7 @@ enum PlannedLimit {
 pub enum AnswerOrPlan<A> {
     /// Counters in memory have answered it.
     Answer(A),
-    /// Its counters are elsewhere, or a limit is looked up first.
+    /// The counters of the request are elsewhere, or a limit is looked up first.
     Plan(Box<Plan>),
 }
 

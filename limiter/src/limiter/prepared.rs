@@ -85,30 +85,30 @@ impl Limiter {
 }
 
 impl<const OPEN: usize> PreparedDescriptor<OPEN> {
-    /// As [`Limiter::check`], with these values of the open entries.
+    /// Charges `hits` to the limit of the descriptor with these open values if they pass. Without a rule they pass.
     ///
     /// # Errors
     ///
-    /// As of [`Limiter::check`].
+    /// The domain is empty, or there are no rules.
     #[inline]
     pub fn check(&mut self, values: [&str; OPEN], hits: u64) -> Result<Checked, CheckError> {
         self.ask(values, Operation::Charge(hits))
     }
 
-    /// As [`Limiter::peek`], with these values of the open entries.
+    /// The answer that a charge of one hit to the descriptor with these open values would get, which is not charged.
     ///
     /// # Errors
     ///
-    /// As of [`Limiter::check`].
+    /// The domain is empty, or there are no rules.
     pub fn peek(&mut self, values: [&str; OPEN]) -> Result<Checked, CheckError> {
         self.ask(values, Operation::Peek)
     }
 
-    /// As [`Limiter::refund`], with these values of the open entries.
+    /// Gives `hits` of the descriptor with these open values back, at most those that the counter still holds.
     ///
     /// # Errors
     ///
-    /// As of [`Limiter::check`].
+    /// The domain is empty, or there are no rules.
     pub fn refund(&mut self, values: [&str; OPEN], hits: u64) -> Result<Checked, CheckError> {
         self.ask(values, Operation::Refund(hits))
     }

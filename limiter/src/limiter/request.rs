@@ -39,10 +39,10 @@ pub struct OwnedRequest {
 /// What a refused request charges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Charging {
-    /// What its rules say.
+    /// A refused request charges what its rules say.
     #[default]
     AsRules,
-    /// Nothing.
+    /// A refused request charges nothing.
     AllOrNothing,
 }
 

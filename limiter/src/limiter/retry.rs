@@ -13,19 +13,19 @@ use crate::limiter::{
 /// When a request would pass if it were sent again and nothing else happened. The order is that of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Retry {
-    /// After this time, or already before. Never later.
+    /// The request passes after this time, or already before. Never later.
     After(Duration),
     /// No time is known: it depends on other calls, on memory, or on a replica that cannot be reached.
     Unknown,
-    /// Never: it has more hits than could ever pass.
+    /// The request never passes: it has more hits than could ever pass.
     Never,
 }
 
 impl Retry {
-    /// It passes at once.
+    /// The request passes at once.
     const AT_ONCE: Self = Self::After(Duration::ZERO);
 
-    /// The time after which it passes, if one is known.
+    /// The time after which the request passes, if one is known.
     pub fn after(self) -> Option<Duration> {
         match self {
             Self::After(wait) => Some(wait),

@@ -110,7 +110,7 @@ impl JsonTemplate {
         fits(out)
     }
 
-    /// Whether it is a variable that has no value.
+    /// Whether the content is a variable that has no value.
     fn is_absent(&self, values: &DenialValues<'_>) -> bool {
         match self {
             Self::Text(text) => text.only_variable().is_some_and(|variable| values.json(variable).is_none()),
@@ -132,7 +132,7 @@ const PROBLEM: &str = "problem";
 /// The body of refusals by a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DenialBody {
-    /// None, whatever the settings say.
+    /// No body, whatever the settings say.
     Off,
     /// `application/problem+json`.
     Problem,
@@ -140,7 +140,7 @@ pub enum DenialBody {
     Template(DenialTemplate),
 }
 
-/// As in the rule file: `off`, `problem`, or the content type and the template.
+/// The body as in the rule file: `off`, `problem`, or the content type and the template.
 impl fmt::Display for DenialBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

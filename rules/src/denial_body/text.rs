@@ -104,7 +104,7 @@ fn millis(time: Duration) -> u64 {
 /// How values become part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Escaping {
-    /// As they are, for a text that is escaped as a whole.
+    /// Values are inserted as they are, for a text that is escaped as a whole.
     Nothing,
     /// Characters that control a terminal are escaped, for plain text.
     Hidden,

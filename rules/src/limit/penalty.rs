@@ -18,7 +18,9 @@ use crate::{
 const AFTER_MAX: u64 = 1_000_000;
 const FACTOR_MAX: u64 = 1_000;
 const FACTOR_DEFAULT: u64 = 2;
+/// The greatest length of a penalty whose rule gives no `max`.
 pub const MAX_DEFAULT: Span = Span::from_seconds(3_600);
+/// The time after the last refusal until refusals are forgotten if the rule gives no `forget_after`.
 pub const FORGET_AFTER_DEFAULT: Span = Span::from_seconds(24 * 3_600);
 
 /// The terms of a rule with its `penalty`; `None` after reporting a problem.

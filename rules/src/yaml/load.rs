@@ -304,7 +304,7 @@ fn too_deep(mark: Mark) -> Located<String> {
     Located::new(mark, what)
 }
 
-/// Both fit in a `u32`: neither exceeds `BYTES_MAX`.
+/// The mark of a line and a column. Both fit in a `u32`: neither exceeds `BYTES_MAX`.
 fn mark_at(line: usize, column: usize) -> Mark {
     Mark { line: line as u32, column: column as u32 }
 }

@@ -86,7 +86,7 @@ pub struct YamlPair<'t> {
 pub struct Scalar<'t> {
     /// The text, without quotes and with escapes resolved. Empty if the value is absent.
     pub text: Cow<'t, str>,
-    /// Whether it can only be text: it was quoted or is a block scalar.
+    /// Whether the scalar can only be text: it was quoted or is a block scalar.
     pub quoted: bool,
 }
 

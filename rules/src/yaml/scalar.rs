@@ -13,9 +13,9 @@ pub enum Resolved {
     Bool(bool),
     /// An integer: decimal, `0x`, `0b`, `0o`, or octal with a leading zero; `_` may separate digits.
     Integer(i128),
-    /// Any other number.
+    /// A number that is no [`Resolved::Integer`].
     Float(f64),
-    /// Everything else, and every quoted scalar.
+    /// Any other scalar, and every quoted one.
     Text,
 }
 

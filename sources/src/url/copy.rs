@@ -23,7 +23,7 @@ const BYTES_MAX: u64 = (16 << 20) + (16 << 10);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Copy<B> {
     pub(super) etag: Option<String>,
-    /// When the server had it.
+    /// When the server had the document.
     pub(super) kept_at: Timestamp,
     pub(super) bytes: B,
 }

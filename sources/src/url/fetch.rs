@@ -37,9 +37,9 @@ pub enum Fetched {
     Unchanged,
     /// A document.
     Document {
-        /// Its bytes.
+        /// The bytes of the document.
         bytes: Vec<u8>,
-        /// What identifies it.
+        /// What identifies the document.
         etag: Option<String>,
     },
 }

@@ -58,11 +58,11 @@ struct MetricCheck {
 /// When a series is a finding.
 #[derive(Clone, Copy, Debug)]
 enum MetricCondition {
-    /// It has grown within so many minutes.
+    /// The series has grown within so many minutes.
     Grew(u64),
-    /// It has such a value now.
+    /// The series has such a value now.
     Is(fn(f64) -> bool),
-    /// It has had such values for so many minutes, while this other metric grew.
+    /// The series has had such values for so many minutes, while another metric grew if one is named.
     Stays(fn(f64) -> bool, u64, Option<&'static str>),
     /// One observation in a hundred within so many minutes is beyond the bucket with this bound.
     Slow(&'static str, u64),

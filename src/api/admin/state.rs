@@ -45,7 +45,7 @@ pub struct AdminState {
     pub logs: LogControl,
     /// All metrics by their names.
     pub metrics: Arc<dyn MetricReader>,
-    /// Their values of the last hour.
+    /// The values of the metrics in the last hour.
     pub history: Arc<AlertHistory>,
     /// The certificates of the listeners.
     pub certificates: Arc<dyn Certificates>,

@@ -28,9 +28,9 @@ pub struct HeaderSettings {
     /// The limits in `RateLimit` and `RateLimit-Policy`, as in draft-ietf-httpapi-ratelimit-headers-11; `None` for
     /// neither.
     pub ietf: Option<Listed>,
-    /// The longest time in these two; longer ones are left out.
+    /// The longest time in `RateLimit` and `RateLimit-Policy`; longer ones are left out.
     pub window_max: Duration,
-    /// Whether these two have a hash of the key of the counter.
+    /// Whether `RateLimit` and `RateLimit-Policy` have a hash of the key of the counter.
     pub partition_key: bool,
     /// `Retry-After`, on denials that end.
     pub retry_after: bool,
@@ -54,7 +54,7 @@ pub enum Listed {
 /// A limit that clients may see.
 #[derive(Clone, Copy, Debug)]
 struct VisibleLimit<'s> {
-    /// The index of its descriptor.
+    /// The index of the descriptor.
     descriptor: usize,
     status: &'s Status<'s>,
     limit: DisplayedLimit,
@@ -215,7 +215,7 @@ impl VisibleLimit<'_> {
         limit.and_then(Limit::period).filter(|period| period.subsec_nanos() == 0)
     }
 
-    /// What it counts.
+    /// What the limit counts.
     fn quota_unit(&self) -> &str {
         let named = self.status.rule.and_then(|rule| rule.options().quota_unit.as_deref());
         named.unwrap_or_else(|| match self.rule_limit().map(Limit::admission) {

@@ -50,7 +50,7 @@ fn read_hits(
 }
 
 impl<'m> RlsRequest<'m> {
-    /// Reads a message into an empty request, as [`decode`] does. A request has 400 bytes, and is not moved here.
+    /// Reads a message within `bounds` into an empty request. A request has 400 bytes, and is not moved here.
     #[inline]
     pub(super) fn read(&mut self, message: &'m [u8], bounds: RequestBounds) -> Result<(), Error> {
         let Self { hits_addend, descriptors } = self;

@@ -30,7 +30,7 @@ pub(in crate::api) struct PlannedCheck(Vec<PartOfCheck>);
 #[derive(Debug)]
 enum PartOfCheck {
     Encoded(EncodedAnswers),
-    /// Those to requests that are decided as one, before their decision.
+    /// Answers to requests that are decided as one, before their decision.
     Planned(Box<Plan>, SmallVec<[AnsweredPart<Box<str>>; 1]>),
 }
 

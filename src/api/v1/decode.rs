@@ -115,7 +115,7 @@ impl<'m> DecodedRequest<'m> {
         })
     }
 
-    /// How it is charged or refunded once, with its id retained for at least `window`; `None` without an id.
+    /// How the request is charged or refunded once, with its id retained for at least `window`; `None` without an id.
     #[inline]
     pub(super) fn once(&self, verb: Verb, window: Duration) -> Result<Option<HoldRequest>, Error> {
         if self.request_id.is_empty() {
@@ -137,7 +137,7 @@ impl<'m> DecodedRequest<'m> {
         if self.request_id.is_empty() { Ok(self) } else { Err(misplaced_request_id()) }
     }
 
-    /// The number of its descriptors.
+    /// The number of the request's descriptors.
     pub(super) fn descriptors(&self) -> usize {
         self.descriptors.each.len()
     }

@@ -36,15 +36,15 @@ const UNUSED_MAX: Duration = Duration::from_secs(24 * 3_600);
 /// What becomes of a limit of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Renewal {
-    /// It decides as it did.
+    /// The limit decides as it did.
     Kept,
-    /// It decides by other numbers.
+    /// The limit decides by other numbers.
     Renewed,
-    /// It has just become unused: it is retained for a rule with its algorithm and window.
+    /// The limit has just become unused: it is retained for a rule with its algorithm and window.
     Noted,
-    /// It has been unused for a while.
+    /// The limit has been unused for a while.
     Unused,
-    /// It was unused for too long.
+    /// The limit was unused for too long.
     Dropped,
 }
 

@@ -64,17 +64,17 @@ pub(super) struct AcceptedCall {
 
 /// What is left to do for a call that was not decided at once.
 enum Rest {
-    /// Read the rest of it, after what was read.
+    /// Read the rest of the message, after what was read.
     Read(Method, Option<Bytes>),
     /// Wait for the decision elsewhere, of a message with so many bytes.
     Wait(Method, usize, WaitingCall),
-    /// Send its reply after the delay.
+    /// Send the reply after the delay.
     Delay(CallReply),
-    /// Serve it as a stream of questions.
+    /// Serve the call as a stream of questions.
     Stream,
-    /// Serve it as a stream of reports of quotas.
+    /// Serve the call as a stream of reports of quotas.
     QuotaStream,
-    /// Pass it to another gRPC service.
+    /// Pass the call to another gRPC service.
     Route,
 }
 

@@ -25,17 +25,17 @@ const ANY_HOST: &str = "0.0.0.0";
 enum VariableSyntax {
     /// The value as that of a setting, because both have one syntax.
     Same(&'static str),
-    /// As the value of a setting, after a conversion; `None` if the value is not allowed.
+    /// The value as that of a setting, after a conversion; `None` if the value is not allowed.
     Converted(&'static str, fn(&str) -> Option<String>),
     /// The value as that of a setting, but only if this switch is on.
     With(&'static str, &'static str),
-    /// As `PASSWORD` or `USER:PASSWORD`.
+    /// A login: `PASSWORD` or `USER:PASSWORD`.
     Login(Login),
-    /// Together with others; what reads them says which have no effect.
+    /// A value that is read together with others; what reads them says which have no effect.
     Joined,
-    /// Has no effect, because of this.
+    /// The variable has no effect, for this reason.
     Nothing(&'static str),
-    /// As the rule says, but only for counters in Redis.
+    /// The value as the inner syntax says, but only for counters in Redis.
     Redis(&'static VariableSyntax),
 }
 
@@ -195,9 +195,9 @@ named! {
 /// Where the counters are, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendChoice {
-    /// Where they are.
+    /// Where the counters are.
     pub backend: Backend,
-    /// Why they are there.
+    /// Why the counters are there.
     pub reason: &'static str,
 }
 

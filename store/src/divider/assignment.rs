@@ -26,7 +26,7 @@ pub(super) const HEADROOM: f64 = 1.25;
 pub struct SubscriberUsage {
     /// Hits that passed.
     pub allowed: u64,
-    /// Hits that it refused.
+    /// Hits that the subscriber refused.
     pub denied: u64,
     /// Hits that passed before, as earlier reports have said. Any of those may be lost.
     pub allowed_before: u64,
@@ -42,14 +42,14 @@ impl SubscriberUsage {
 /// What is reported of a subscriber.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DividerReport {
-    /// What it has decided.
+    /// What the subscriber has decided.
     Usage(SubscriberUsage),
-    /// What it has decided, in the first report of a stream: the client has decided before over another stream, whose
-    /// share may be in force.
+    /// What the subscriber has decided, in the first report of a stream: the client has decided before over another
+    /// stream, whose share may be in force.
     Resumed(SubscriberUsage),
-    /// Its limit may have changed.
+    /// The limit of the subscriber may have changed.
     Limit,
-    /// Its end. What it has is in force until its time is over.
+    /// The subscriber has ended. What it has is in force until its time is over.
     End,
     /// Hits of a limit that refuses nothing. They are charged, and the limit is not divided.
     Counted(u64),
@@ -72,11 +72,11 @@ impl DividerReport {
 pub enum Assignment {
     /// A bucket that is refilled evenly. An equal one keeps the tokens of the last one.
     Share(HitRate),
-    /// This many hits instead of all that is left of earlier assignments.
+    /// A slice of this many hits, instead of all that is left of earlier assignments.
     Slice(u64),
     /// The last slice for longer, with what is left of it.
     Renewal(u64),
-    /// Nothing.
+    /// No hits: all are refused.
     Deny,
 }
 

@@ -5,9 +5,9 @@
 pub(super) struct SubscriberClaim {
     /// The most that the subscriber can use.
     pub(super) hits: f64,
-    /// Its weight if the limit is below the sum of demands. Above zero.
+    /// The weight of the subscriber if the limit is below the sum of demands. Above zero.
     pub(super) weight: f64,
-    /// What it gets of its demand before others get more than theirs.
+    /// What the subscriber gets of its demand before any gets more than its floor.
     pub(super) floor: f64,
 }
 

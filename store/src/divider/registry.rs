@@ -46,11 +46,11 @@ const VISITS_MAX: usize = 8_192;
 pub struct SubscriberReport {
     /// The key of the counter.
     pub key: Key,
-    /// Its limit.
+    /// The limit of the counter.
     pub limit: Limit,
     /// The subscriber.
     pub id: SubscriberId,
-    /// Its part of the limit.
+    /// The part of the limit to which the subscriber is entitled.
     pub terms: QuotaTerms,
     /// The report.
     pub report: DividerReport,
@@ -164,7 +164,7 @@ impl Dividers {
         }
     }
 
-    /// These dividers after an earlier process, whose assignments may be in force.
+    /// The dividers after a restart: assignments of an earlier process may be in force.
     #[must_use]
     pub fn after_restart(self, now: Timestamp) -> Self {
         (0..self.memory.slots()).for_each(|slot| self.learn(Slot::at(slot), now));

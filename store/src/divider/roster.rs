@@ -20,7 +20,7 @@ pub(super) struct SubscriberRoster<S> {
 
 /// The state of a subscriber.
 pub(super) trait Subscribed {
-    /// Its client is gone. What it was granted is in force until its time is over.
+    /// Marks the client as gone. What it was granted is in force until its time is over.
     fn end(&mut self);
 }
 

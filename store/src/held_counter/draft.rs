@@ -18,11 +18,11 @@ use crate::{
 /// What one check of a call reserves.
 #[derive(Debug)]
 pub struct Reserve<'a> {
-    /// The index of its counter.
+    /// The index of the counter of the check.
     pub counter: usize,
     /// The limit of the counter.
     pub limit: &'a Limit,
-    /// The id in it distinguishes the checks of one counter.
+    /// The terms of the hold. The id in them distinguishes the checks of one counter.
     pub terms: HoldTerms,
     /// Hits to reserve.
     pub hits: u64,

@@ -32,7 +32,7 @@ pub struct HeldCounter {
 /// The room for more side data.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// The bytes that they may take.
+    /// The bytes that more side data may take.
     pub(crate) bytes: usize,
     /// The ids of requests that a counter may retain.
     pub(crate) request_ids: usize,
@@ -41,7 +41,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// In a store that sends the whole value of a counter with each change: no bound but that of each counter.
+    /// The room in a store that sends the whole value of a counter with each change: no bound but that of each counter.
     pub const OF_VALUE: Self = Self { bytes: usize::MAX, request_ids: 4_096, own_bytes: usize::MAX };
     /// No room.
     pub(crate) const NONE: Self = Self { bytes: 0, request_ids: 0, own_bytes: 0 };
@@ -305,7 +305,7 @@ impl HeldCounter {
     }
 }
 
-/// For a store that keeps both as one value.
+/// Methods for a store that keeps the counter and its side data as one value.
 impl HeldCounter {
     /// Decodes what [`HeldCounter::write`] has written.
     pub fn read(mut bytes: &[u8]) -> Result<Self, DecodeError> {
@@ -350,7 +350,7 @@ impl HeldCounter {
         self.packed.is_none() && self.side_data.is_none()
     }
 
-    /// The instant from which an absent counter answers the same.
+    /// The instant from which an absent counter gives the answers of this one.
     pub fn idle_at(&self) -> Timestamp {
         let counter = self.packed.as_ref().map(PackedCounter::idle_at);
         let side_data = self.side_data.as_ref().and_then(|side_data| side_data.forgotten_at());

@@ -7,7 +7,7 @@ use crate::reservation::{HOLDS_MAX, HoldId};
 pub(super) struct HoldChanges {
     /// The changes of the ended holds so far.
     pub(super) last: u64,
-    /// How many of them the last copy had; `None` if the next copy has everything.
+    /// How many changes of ended holds the last copy had; `None` if the next copy has everything.
     pub(super) copied: Option<u64>,
     /// The ids of holds that no longer weigh anything. In a partial copy those since the earlier copy.
     pub(super) gone: Vec<HoldId>,

@@ -36,18 +36,18 @@ pub(super) struct Hold {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) enum HoldState {
     Open,
-    /// The expiry has charged it. It can be adjusted until it is forgotten.
+    /// The expiry has charged the hold, which can be adjusted until it is forgotten.
     Charged,
 }
 
 impl Hold {
-    /// Whether it keeps places of a limit on what is in flight. They are not in the counter, which frees a place after a
-    /// time.
+    /// Whether the hold keeps places of a limit on what is in flight. They are not in the counter, which frees a place
+    /// after a time.
     pub(super) fn keeps_places(&self, limit: &Limit) -> bool {
         self.state == HoldState::Open && limit.admission() == Admission::InFlight
     }
 
-    /// Charges places that it has retained, as of the reservation.
+    /// Charges places that the hold has retained, as of the reservation.
     pub(super) fn charge_places(&self, limit: &Limit, counter: &mut Counter, places: u64, now: Timestamp) {
         if let ChargePosition::Instant(at) = self.held.position {
             limit.charge_at(counter, places, at.min(now), now);

@@ -25,7 +25,7 @@ pub use hold::RETENTION;
 /// ended: the oldest of the settled ones first.
 pub(super) const IDS_MAX: usize = 4_096;
 
-/// That many are forgotten at once, so that one more costs little.
+/// So many ended holds are forgotten at once, so that one more costs little.
 const FORGOTTEN_AT_ONCE: usize = 256;
 /// With more than [`FORGOTTEN_AT_ONCE`] ended holds, expired ones are forgotten only so often: each has to be looked
 /// at.

@@ -40,7 +40,7 @@ pub(super) struct SlotOwnership {
 /// Which counters of a slot have changed since their last copy.
 #[derive(Debug, Default)]
 pub(super) struct ChangedCounters {
-    /// Whether all count as changed. Then there are no keys.
+    /// Whether all counters count as changed. Then there are no keys.
     pub(super) are_all: bool,
     pub(super) keys: HashSet<Key, KeyHash>,
     // Whether the slot is known to have a log.

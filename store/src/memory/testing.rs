@@ -11,6 +11,7 @@ use crate::{
 };
 
 impl Memory {
+    /// What `read` returns for the side data of `key`, if there is any.
     #[cfg(test)]
     pub(crate) fn with_side_data<R>(
         &self,

@@ -60,13 +60,13 @@ pub(crate) struct UnknownRecord {
 /// What the side data of one counter takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SideDataSize {
-    /// All bytes.
+    /// The bytes of the side data, heap included.
     pub(crate) bytes: usize,
     /// The bytes of the holds.
     pub(crate) hold_bytes: usize,
     /// The bytes of the limit of its own.
     pub(crate) own_bytes: usize,
-    /// Whether there is a limit of its own.
+    /// The number of limits of their own, 0 or 1.
     pub(crate) own_limits: usize,
     /// The open holds.
     pub(crate) open_holds: usize,
@@ -83,14 +83,14 @@ impl SideData {
         (!self.is_empty()).then(|| Box::new(self))
     }
 
-    /// Whether there is none.
+    /// Whether there is no side data.
     pub(crate) fn is_empty(&self) -> bool {
         let Self { holds, pending, leased, grant, own, unknown } = self;
         let has_none = holds.is_none() && pending.is_empty() && *leased == 0 && grant.is_none();
         has_none && own.is_none() && unknown.is_empty()
     }
 
-    /// What it takes.
+    /// What the side data takes.
     pub(crate) fn size(&self) -> SideDataSize {
         let Self { holds, pending, leased: _, grant, own, unknown } = self;
         let own_bytes = own.as_ref().map_or(0, |own| own.bytes());
@@ -213,7 +213,7 @@ impl SideData {
         }
     }
 
-    /// Whether something of it is to be merged into its counter, or may be.
+    /// Whether something of the side data is to be merged into its counter, or may be.
     pub(crate) fn is_due(&self, Now { now, given_up }: Now) -> bool {
         let Self { holds, pending, leased: _, grant: _, own: _, unknown: _ } = self;
         let are_due = |holds: &Holds| given_up.is_some() || holds.is_due(now);

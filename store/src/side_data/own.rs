@@ -26,11 +26,11 @@ const FIELDS_BYTES_MAX: usize = 64;
 pub struct OwnLimitChange {
     /// What decides from now on; `None` for the numbers of the rule.
     pub terms: Option<OwnTerms>,
-    /// How long it applies; `None` until it is removed.
+    /// How long the own limit applies; `None` until it is removed.
     pub expires_after: Option<Duration>,
-    /// What the caller retains with it, at most [`OWN_RECORD_MAX`] bytes.
+    /// What the caller retains with the own limit, at most [`OWN_RECORD_MAX`] bytes.
     pub record: Box<[u8]>,
-    /// The version that it replaces, 0 for none; `None` for any.
+    /// The version that the change replaces, 0 for none; `None` for any.
     pub replaces: Option<u64>,
 }
 
@@ -41,9 +41,9 @@ pub struct OwnLimitState {
     pub terms: Option<OwnTerms>,
     /// The version. It grows with each change.
     pub version: u64,
-    /// The time until it ends; `None` until it is removed.
+    /// The time until the own limit ends; `None` until it is removed.
     pub expires_after: Option<Duration>,
-    /// What the caller retains with it.
+    /// What the caller retains with the own limit.
     pub record: Box<[u8]>,
 }
 
@@ -59,11 +59,11 @@ pub struct OwnLimitOutcome {
 /// Why an own limit is not changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OwnLimitRefusal {
-    /// The version is another one.
+    /// The own limit has another version.
     OtherVersion,
-    /// There is no memory for it.
+    /// There is no memory for the own limit.
     NoMemory,
-    /// It has changed, and no backup is known to have it: it is lost if its owner dies now.
+    /// The own limit has changed, and no backup is known to have it: it is lost if its owner dies now.
     NotBackedUp,
 }
 
@@ -81,7 +81,7 @@ pub struct OwnLimitPosition {
 pub struct SlotOwnLimits {
     /// The limits, those that were removed included, in the order of their keys.
     pub limits: Box<[(Key, OwnLimitState)]>,
-    /// Whether the slot has others after them.
+    /// Whether the slot has more limits after these.
     pub has_more: bool,
 }
 
@@ -95,7 +95,7 @@ pub struct OwnLimitPage {
 }
 
 impl OwnLimitPosition {
-    /// At this cursor of the server with this number.
+    /// The position at this cursor of the server with this number.
     pub fn at_cursor(server: u16, cursor: u64) -> Self {
         Self { slot: Slot(server), key: Key::from_halves(0, cursor) }
     }
@@ -176,12 +176,12 @@ impl OwnLimit {
         self.terms.as_ref().filter(|_| !self.is_over(now))
     }
 
-    /// Whether nothing of it is retained.
+    /// Whether nothing of the own limit is retained.
     pub(crate) fn is_over(&self, now: Timestamp) -> bool {
         self.ends_at.is_some_and(|ends_at| ends_at <= now)
     }
 
-    /// The instant from which nothing of it is retained.
+    /// The instant from which nothing of the own limit is retained.
     pub(crate) fn ends_at(&self) -> Timestamp {
         self.ends_at.unwrap_or(Timestamp::MAX)
     }

@@ -18,7 +18,7 @@ impl CounterUsage {
         [Some(&self.packed), self.base.as_ref()].into_iter().flatten()
     }
 
-    /// Whether it no longer changes an answer.
+    /// Whether the usage no longer changes an answer.
     pub(crate) fn is_idle(&self, now: Timestamp) -> bool {
         self.packed.idle_at() <= now
     }

@@ -29,6 +29,7 @@ pub(crate) const RATE_MAX: u64 = 10_000_000;
 /// The maximum exponent of Zipf's law; beyond it nearly all requests are for the first key.
 const SKEW_MAX: f64 = 20.0;
 
+/// The command `bench`.
 pub(crate) fn command() -> Command {
     let descriptors = request::descriptor().action(ArgAction::Append).help(
         "Descriptor, may be repeated; {} in a value stands for the number of the key; \\, and \\= \
@@ -103,12 +104,14 @@ fn number(name: &'static str, help: &'static str, default: &'static str) -> Arg 
     value(name, "N", help).default_value(default)
 }
 
+/// Parses a duration of at most ten days.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<SignedDuration>().ok().and_then(|time| Duration::try_from(time).ok());
     let wanted = || "expected a duration up to ten days, as in 250ms, 5s or 1m 30s".to_owned();
     parsed.filter(|time| *time <= TIME_MAX).ok_or_else(wanted)
 }
 
+/// Parses an exponent of Zipf's law, from 0 to [`SKEW_MAX`].
 pub(crate) fn skew(text: &str) -> Result<f64, String> {
     let parsed = text.parse().ok().filter(|skew| (0.0..=SKEW_MAX).contains(skew));
     parsed.ok_or_else(|| format!("expected a number from 0 to {SKEW_MAX}"))

@@ -71,7 +71,7 @@ pub(crate) struct HitDistribution {
 }
 
 impl HitDistribution {
-    /// From `min` to `max`, both included.
+    /// Hits from `min` to `max`, both included.
     pub(crate) fn new(min: u32, max: u32, seed: u64) -> Self {
         Self { min, max, rng: Box::new(SmallRng::seed_from_u64(seed)) }
     }

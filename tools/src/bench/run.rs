@@ -28,7 +28,7 @@ const PERMITS_AT_END: usize = Semaphore::MAX_PERMITS / 2;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallerCount {
     pub connections: usize,
-    /// On each connection.
+    /// The callers on each connection.
     pub streams: usize,
 }
 
@@ -92,7 +92,7 @@ struct RunProgress {
 /// A request to send.
 struct BenchRequest {
     content: BenchCall,
-    /// The instant from which its latency is measured.
+    /// The instant from which the latency of the request is measured.
     from: Duration,
     measured: bool,
 }

@@ -10,7 +10,7 @@ const SECOND_NANOS: u128 = 1_000_000_000;
 /// The distribution of arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrivals {
-    /// At equal intervals.
+    /// Arrivals at equal intervals.
     Even,
     /// A Poisson process: independent arrivals, like those of many unrelated callers.
     Poisson,

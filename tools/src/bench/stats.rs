@@ -18,15 +18,15 @@ pub(super) const LATE: Duration = Duration::from_millis(1);
 pub(super) struct BenchStats {
     /// Requests sent during the warm-up.
     pub warmup: u64,
-    /// Requests sent after it.
+    /// Requests sent after the warm-up.
     pub sent: u64,
     pub ok: u64,
     pub over_limit: u64,
-    /// By gRPC code.
+    /// Requests that failed, by gRPC code.
     pub errors: BTreeMap<i32, u64>,
     /// Requests sent more than `LATE` after they were due. Open loop only.
     pub late: u64,
-    /// From when a request was due (open loop) or sent (closed loop) to its end, errors included.
+    /// The time from when a request was due (open loop) or sent (closed loop) to its end, errors included.
     pub latency: Histogram<u64>,
 }
 

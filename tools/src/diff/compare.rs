@@ -26,7 +26,7 @@ use crate::diff::{
 /// The value of an entry for which a rule file has no value. Nothing names it, so only less specific descriptors match.
 const ANY_VALUE: &str = "\u{1f}";
 
-/// Both sides, under one secret: equal keys are the same counter.
+/// The old and the new rules, under one secret: equal keys are one counter.
 struct Sides {
     old: KeyedRules,
     new: KeyedRules,

@@ -7,13 +7,13 @@ use serde::Serialize;
 /// A difference that changes the answers for some descriptors.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Difference {
-    /// What happened.
+    /// What happened to the descriptor or the domain.
     pub(super) change: ChangeKind,
     /// The domain.
     pub(super) domain: String,
     /// The descriptors from the top of the tree, as in `user=bob, path`; empty for the domain itself.
     pub(super) path: String,
-    /// The entries that it applies to, in words; empty for the domain itself.
+    /// The entries that the difference applies to, in words; empty for the domain itself.
     pub(super) applies_to: String,
     /// The place in the old rules.
     pub(super) old_at: Option<String>,
@@ -35,11 +35,11 @@ pub(super) struct Difference {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ChangeKind {
-    /// Only the new rules have it.
+    /// Only the new rules have the descriptor or the domain.
     Added,
-    /// Only the old rules have it.
+    /// Only the old rules have the descriptor or the domain.
     Removed,
-    /// Both the old and the new rules have it, with other keys.
+    /// The old and the new rules have the descriptor or the domain, with other keys.
     #[default]
     Changed,
     /// The patterns of a level are in another order.

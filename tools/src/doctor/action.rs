@@ -31,11 +31,11 @@ const KINDS: [ActionKind; 12] = [
 /// An action, which makes one entry.
 #[derive(Debug)]
 pub(super) struct EntryAction<'v> {
-    /// The key of its entry as written, or its own name.
+    /// The key of the entry as written, or the name of the action.
     pub(super) label: &'v str,
-    /// `None` if its key is not known.
+    /// The entry; `None` if its key is not known.
     pub(super) entry: Option<EnvoyEntry>,
-    /// The header or the query parameter whose value it sends.
+    /// The header or the query parameter whose value the action sends.
     pub(super) part: Option<String>,
     pub(super) presence: EntryPresence,
 }

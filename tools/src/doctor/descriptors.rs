@@ -14,16 +14,16 @@ const DESCRIPTORS_MAX: usize = 5_000;
 /// The descriptors of a configuration.
 #[derive(Debug, Default)]
 pub(super) struct SentDescriptors {
-    /// Those of network filters, each in the domain of its filter, and those of routes that name a domain.
+    /// Descriptors of network filters, each in the domain of its filter, and those of routes that name a domain.
     in_domain: Vec<EnvoyDescriptor>,
-    /// Those of routes, which any HTTP filter sends.
+    /// Descriptors of routes, which any HTTP filter sends.
     of_routes: Vec<EnvoyDescriptor>,
     /// Whether routes are in the configuration. Otherwise another file or a control plane has them.
     pub(super) has_routes: bool,
 }
 
 impl SentDescriptors {
-    /// Adds those that these fields make, without what is in them.
+    /// Adds the descriptors that these fields make, without what is in them.
     pub(super) fn add(&mut self, fields: &Map<String, Value>) {
         self.has_routes |= field(fields, "virtual_hosts").is_some();
         let domain = text(fields, "domain").filter(|domain| !domain.is_empty());
@@ -73,12 +73,12 @@ impl SentDescriptors {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the configuration has no descriptors.
     pub(super) fn is_empty(&self) -> bool {
         self.of_routes.is_empty() && self.in_domain.is_empty()
     }
 
-    /// All, each once, with its first place; those of routes in these domains.
+    /// All descriptors, each once, with its first place; those of routes in these domains.
     pub(super) fn all(&self, domains: &[String]) -> Vec<EnvoyDescriptor> {
         let of_routes = self.of_routes.iter().filter(|_| !domains.is_empty());
         let of_routes = of_routes.map(|one| EnvoyDescriptor { domains: domains.to_vec(), ..one.clone() });

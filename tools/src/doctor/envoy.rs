@@ -35,7 +35,7 @@ pub(super) struct Config {
     quotas: Quotas,
     /// The largest size of the headers of a request, in KiB.
     headers_kb: Option<u64>,
-    /// Whether it sends the trace context of requests, a part of which clients write.
+    /// Whether Envoy sends the trace context of requests, a part of which clients write.
     has_tracing: bool,
 }
 
@@ -43,7 +43,8 @@ pub(super) struct Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct RateLimitFilter {
     domain: String,
-    /// Whether it limits requests, by the descriptors of their routes, and not connections, by descriptors of its own.
+    /// Whether the filter limits requests, by the descriptors of their routes, and not connections, by descriptors of
+    /// its own.
     is_http: bool,
     /// `None` for the default.
     timeout: Option<Duration>,
@@ -254,7 +255,7 @@ impl RateLimitFilter {
         }
     }
 
-    /// Whether it is the same filter, perhaps at another place.
+    /// Whether `other` is the same filter, perhaps at another place.
     fn is_as(&self, other: &Self) -> bool {
         Self { at: other.at.clone(), ..self.clone() } == *other
     }

@@ -16,9 +16,10 @@ const ID: &str = "envoy_optional_entry";
 /// What clients can leave out of their requests to avoid a limit.
 #[derive(Debug, Default)]
 pub(super) struct OptionalEntries {
-    /// Without these, no descriptor of the same `rate_limits` is certain. Each with its first place.
+    /// Parts of requests without which no descriptor of the same `rate_limits` is certain, each with its first place.
     alone: BTreeMap<String, Option<String>>,
-    /// Without these, another descriptor of the same `rate_limits` is still sent. Each with its first place.
+    /// Parts of requests without which another descriptor of the same `rate_limits` is still sent, each with its first
+    /// place.
     with_others: BTreeMap<String, Option<String>>,
     /// Headers and query parameters whose values are sent, as clients write them.
     written_by_clients: BTreeSet<String>,
@@ -28,14 +29,14 @@ pub(super) struct OptionalEntries {
 #[derive(Debug)]
 struct RateLimitItem<'v> {
     stage: u64,
-    /// Whether it is sent before the request passes.
+    /// Whether the descriptor is sent before the request passes.
     decides: bool,
     actions: Vec<EntryAction<'v>>,
     at: Option<String>,
 }
 
 impl OptionalEntries {
-    /// Adds those in the `rate_limits` of a message.
+    /// Adds the optional entries in the `rate_limits` of a message.
     pub(super) fn add(&mut self, fields: &Map<String, Value>) {
         let limits: Vec<_> = rate_limits(fields).filter_map(RateLimitItem::from_fields).collect();
         for limit in &limits {

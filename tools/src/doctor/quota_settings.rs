@@ -53,7 +53,8 @@ fn is_short(text: &str) -> bool {
     seconds.is_none_or(|seconds| seconds < DAY_SECONDS)
 }
 
-/// These matchers, so that all buckets deny without an assignment, their values are bounded, and each request has one.
+/// `matcher`, repaired: all buckets deny without an assignment, their values are bounded, and each request has a
+/// bucket.
 pub(super) fn repaired(matcher: &Map<String, Value>) -> Value {
     let mut matcher = matcher.clone();
     repair_matcher(&mut matcher, false);

@@ -21,7 +21,7 @@ use crate::{
 
 /// The most limits of a call.
 const BATCH: usize = 1_000;
-/// The most bytes of their lines, unless one has more.
+/// The most bytes of the lines of a call, unless one line has more.
 const BATCH_BYTES: usize = 2 * 1024 * 1024;
 /// The code of a limit that is not set because another one is invalid.
 const ABORTED: u64 = 10;

@@ -26,9 +26,9 @@ pub(super) struct RuleOutcome {
 pub(super) struct Decided {
     pub(super) passes: bool,
     pub(super) retry_after: Option<Duration>,
-    /// The time that it waits in a queue.
+    /// The time that the request waits in a queue.
     pub(super) delay: Duration,
-    /// One for each descriptor, in order.
+    /// The outcome of each descriptor, in order.
     pub(super) outcomes: SmallVec<[RuleOutcome; 4]>,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct DecisionsFile {
 
 #[derive(Serialize)]
 struct DecisionLine {
-    /// In nanoseconds since 1970.
+    /// The time of the request, in nanoseconds since 1970.
     time: u64,
     passes: bool,
     retry_after_ms: Option<u64>,

@@ -197,7 +197,7 @@ pub(super) struct Traffic {
     /// The time that the source took, and that decisions and statistics took.
     pub(super) reading: Duration,
     pub(super) deciding: Duration,
-    /// Whether it ended before the end of the source.
+    /// Whether the traffic ended before the end of the source.
     pub(super) is_interrupted: bool,
 }
 

@@ -31,7 +31,7 @@ pub(super) struct Event {
 pub(super) struct GeneratedOrigin {
     /// The number of the key; `None` for the attacker.
     pub(super) key: Option<u64>,
-    /// 0 for the first attempt.
+    /// The number of earlier attempts.
     pub(super) attempt: u32,
 }
 
@@ -91,7 +91,7 @@ impl Event {
         &self.domain
     }
 
-    /// Whether it has no descriptors: no limit can apply.
+    /// Whether the event has no descriptors: no limit can apply.
     pub(super) fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -139,7 +139,7 @@ pub(super) trait Source {
 pub(super) struct Skipped {
     /// The number of lines that cannot be read.
     pub(super) bad_lines: u64,
-    /// The first of them.
+    /// The first lines that cannot be read.
     pub(super) first_bad_lines: Vec<BadLine>,
     /// The number of lines that give no descriptor: a field is missing or empty in each.
     pub(super) without_descriptor: u64,
@@ -152,7 +152,7 @@ pub(super) struct Skipped {
 /// A line that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub(super) struct BadLine {
-    /// From 1.
+    /// The number of the line, from 1.
     pub(super) line: u64,
     pub(super) why: String,
 }

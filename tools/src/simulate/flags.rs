@@ -37,9 +37,9 @@ named! {
     /// The arrivals of generated requests.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Generator {
-        /// At equal intervals.
+        /// Arrivals at equal intervals.
         Constant = "constant",
-        /// Independent of each other.
+        /// Arrivals that are independent of each other.
         Poisson = "poisson",
         /// Poisson arrivals in bursts.
         Bursts = "bursts",
@@ -69,6 +69,7 @@ pub(super) enum TrafficFlags {
     Generated(Box<GeneratorTerms>),
 }
 
+/// The command `simulate`.
 pub(crate) fn command() -> Command {
     Command::new("simulate")
         // clap would write the group before the rules.

@@ -44,7 +44,7 @@ pub(super) struct SimulationReport {
 #[derive(Debug, Serialize)]
 pub(super) struct UserReport {
     pub(super) descriptor: String,
-    /// At most; the true number is less by `error` at most.
+    /// The refused requests at most; the true number is less by `error` at most.
     pub(super) refused: u64,
     pub(super) error: u64,
 }

@@ -5,7 +5,7 @@ use std::{f64::consts::TAU, time::Duration};
 /// The rate over time, relative to its mean. It repeats after a period, over which the mean is 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Shape {
-    /// Always the same.
+    /// The rate never changes.
     Flat,
     /// The begin of each period is busier.
     Bursts {
@@ -18,7 +18,7 @@ pub(super) enum Shape {
     },
     /// A wave over each day, with the minimum at midnight and the maximum at noon.
     Daily {
-        /// From 0 for no wave to 1 for no requests at midnight.
+        /// The height of the wave, from 0 for no wave to 1 for no requests at midnight.
         amplitude: f64,
     },
 }

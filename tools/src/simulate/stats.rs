@@ -22,7 +22,7 @@ pub(super) struct RuleUse {
     pub(super) refused: u64,
     /// Requests that the rule refuses, but that pass because it is in shadow mode.
     pub(super) refused_in_shadow: u64,
-    /// Requests that its candidate would have refused.
+    /// Requests that the candidate of the rule would have refused.
     pub(super) refused_by_candidate: u64,
     /// The hits of all requests.
     pub(super) hits: u64,
@@ -51,7 +51,7 @@ impl RuleUse {
 #[derive(Debug, Default, Serialize)]
 pub(super) struct RuleReport {
     pub(super) rule: String,
-    /// The place in its file.
+    /// The place of the rule in its file.
     pub(super) at: String,
     pub(super) asked: u64,
     pub(super) passed: u64,

@@ -32,7 +32,7 @@ named! {
 /// What the limits are to reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Goal {
-    /// From 0 to 1.
+    /// The share to be reached, from 0 to 1.
     pub(super) share: f64,
     pub(super) of: ShareOf,
 }
@@ -41,7 +41,7 @@ pub(super) struct Goal {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Suggestion {
     pub(super) rule: String,
-    /// The place in its file.
+    /// The place of the rule in its file.
     pub(super) at: String,
     /// The key of the limit: `requests_per_unit`, or `refill_amount` of a bucket that refills in steps.
     pub(super) key: &'static str,
@@ -49,7 +49,7 @@ pub(super) struct Suggestion {
     pub(super) burst: Option<u64>,
     /// The share that is never refused with the suggested limits of all rules.
     pub(super) share_passed: f64,
-    /// Whether that is the share that was asked for.
+    /// Whether `share_passed` reaches the share that was asked for.
     pub(super) reaches_goal: bool,
     /// Why the traffic may not be enough for this limit.
     pub(super) warnings: Vec<String>,

@@ -15,7 +15,7 @@ pub enum ValueFilter {
     FromEnd(NonZeroU8),
     /// An address without its port and brackets.
     WithoutPort,
-    /// In lower case.
+    /// The value in lower case.
     Lower,
     /// The whole value.
     Whole,

@@ -53,9 +53,9 @@ pub struct TemplateField {
 /// What a request without a field means, or with one of which its filters keep nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldPresence {
-    /// A mistake, where requests can be refused.
+    /// A missing field is a mistake, where requests can be refused.
     Required,
-    /// The descriptor is left out.
+    /// A descriptor whose field is missing is left out.
     Optional,
 }
 
@@ -72,7 +72,7 @@ impl DescriptorTemplate {
         self.descriptors.iter().map(Vec::as_slice)
     }
 
-    /// All fields.
+    /// All fields of all descriptors.
     pub fn fields(&self) -> impl Iterator<Item = &TemplateField> {
         self.descriptors.iter().flatten().flat_map(|entry| &entry.value).filter_map(|part| match part {
             TemplatePart::Text(_) => None,
@@ -80,7 +80,7 @@ impl DescriptorTemplate {
         })
     }
 
-    /// All fields, to be changed.
+    /// All fields of all descriptors, to be changed.
     pub fn fields_mut(&mut self) -> impl Iterator<Item = &mut TemplateField> {
         let entries = self.descriptors.iter_mut().flatten();
         entries.flat_map(|entry| &mut entry.value).filter_map(|part| match part {

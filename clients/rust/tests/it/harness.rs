@@ -58,7 +58,7 @@ fn program() -> PathBuf {
 
 /// A running `tollgate serve`, which ends with the test.
 pub struct Server {
-    /// Of the gRPC listener.
+    /// The address of the gRPC listener.
     pub address: SocketAddr,
     input: ChildStdin,
     output: Lines<BufReader<ChildStdout>>,

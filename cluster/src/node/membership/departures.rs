@@ -25,11 +25,11 @@ const DIED_DISPLAYED: Duration = Duration::from_secs(10 * 60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemberDeparture {
-    /// It has announced that it leaves, or has never served.
+    /// The member has announced that it leaves, or has never served.
     Left,
-    /// Its process has ended without that.
+    /// The process of the member has ended without an announcement.
     Died,
-    /// It was silent for too long.
+    /// The member was silent for too long.
     Silent,
 }
 

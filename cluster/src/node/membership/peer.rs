@@ -16,26 +16,26 @@ const PROGRAM_MAX: usize = 64;
 #[derive(Clone, Debug)]
 pub(in crate::node) struct PeerMember {
     pub(in crate::node) record: MemberRecord,
-    /// Whether there is a session with it.
+    /// Whether there is a session with the member.
     pub(super) connected: bool,
-    /// Whether its hello has arrived in this session. Before that, its state is unknown.
+    /// Whether the hello of the member has arrived in this session. Before that, its state is unknown.
     pub(in crate::node) greeted: bool,
-    /// Whether it has announced its slots under the same hash secret as this replica.
+    /// Whether the member has announced its slots under the hash secret of this replica.
     pub(in crate::node) synced: bool,
     pub(super) heard_at: Timestamp,
-    /// Whether the placement leaves it out because it was silent.
+    /// Whether the placement leaves the member out because it was silent.
     pub(super) is_left_out: bool,
-    /// What it last said for operators; `None` from a build that does not say it.
+    /// What the member last said for operators; `None` from a build that does not say it.
     pub(super) status: Option<PeerStatus>,
 }
 
 /// What operators compare between members.
 #[derive(Clone, Debug)]
 pub(in crate::node) struct PeerStatus {
-    /// The version of its program.
+    /// The version of the peer's program.
     pub(in crate::node) program: String,
-    /// How far its clock is ahead of that of this replica, without the time that the message took; negative if it is
-    /// behind.
+    /// The milliseconds by which the peer's clock is ahead of that of this replica, without the time that the message
+    /// took; negative if it is behind.
     pub(in crate::node) ahead_millis: i64,
 }
 
@@ -78,7 +78,7 @@ pub(in crate::node) fn status(wall: Timestamp) -> Message {
     Message::Status { program: env!("CARGO_PKG_VERSION").to_owned(), clock: wall }
 }
 
-/// How often it says so to this many peers.
+/// The time between statuses of a replica with this many peers.
 pub(super) fn status_interval(peers: usize) -> Duration {
     STATUS_INTERVAL * (peers / STATUS_PEERS).max(1) as u32
 }

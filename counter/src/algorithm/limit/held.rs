@@ -44,24 +44,24 @@ impl Limit {
         units
     }
 
-    /// See [`Algorithm::lighten`].
+    /// Lowers the weight of what is in the position of `held` by `units`, at most its floor.
     pub(super) fn lighten_by(&self, counter: &mut Counter, held: &HeldCharge, units: u128, now: Timestamp) {
         each_algorithm!(self, limit => limit.lighten(own(counter), held, units, now));
     }
 
-    /// See [`Algorithm::position`].
+    /// Where a charge at `now` is in `counter`, to which it has just been charged.
     pub(super) fn position(&self, counter: &Counter, now: Timestamp) -> ChargePosition {
         each_algorithm!(self, limit => Variant::from_enum(counter)
             .map_or(ChargePosition::Sum, |counter| limit.position(counter, now)))
     }
 
-    /// See [`Algorithm::weight`].
+    /// What everything in `position` weighs at `now`, in units.
     pub(super) fn weight(&self, counter: &Counter, position: ChargePosition, now: Timestamp) -> u128 {
         each_algorithm!(self, limit => Variant::from_enum(counter)
             .map_or(0, |counter| limit.weight(counter, position, now)))
     }
 
-    /// See [`Algorithm::units`].
+    /// The weight of `hits`, in units.
     pub(super) fn units(&self, hits: u64) -> u128 {
         each_algorithm!(self, limit => limit.units(hits))
     }
@@ -87,7 +87,7 @@ impl Limit {
         held.floor = limit.converted(held.floor, before);
     }
 
-    /// See [`Algorithm::converted`].
+    /// `units` that were charged under the limit `before`, under this one.
     pub(super) fn converted(&self, units: u128, before: &Self) -> u128 {
         let before: &dyn Any = each_algorithm!(before, limit => limit);
         // Limits of different algorithms that share a counter count in hits.

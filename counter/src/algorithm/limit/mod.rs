@@ -168,12 +168,12 @@ impl CounterKind {
 }
 
 impl Limit {
-    /// Whether this is the algorithm of envoyproxy/ratelimit and not one of the named algorithms.
+    /// Whether the limit has the algorithm of envoyproxy/ratelimit and not one of the named algorithms.
     pub fn is_classic(&self) -> bool {
         self.algorithm().is_none()
     }
 
-    /// The name of its algorithm in rules; `None` if it is classic.
+    /// The name of the algorithm in rules; `None` if the limit is classic.
     pub fn algorithm(&self) -> Option<AlgorithmName> {
         Some(match self {
             Self::Classic(_) => return None,
@@ -197,7 +197,7 @@ impl Limit {
         }
     }
 
-    /// This limit without a penalty, with the penalty of `self`.
+    /// `plain`, a limit without a penalty, with the penalty of `self`, if there is one.
     fn with_plain(&self, plain: Self) -> Self {
         match self.penalized() {
             Some(penalized) => Self::Penalized(Penalized::new(plain, *penalized.penalty())),
@@ -240,7 +240,7 @@ impl Limit {
         }
     }
 
-    /// Whether `operation` changes its counter, given whether it passes.
+    /// Whether `operation` changes the counter of the limit, given whether it passes.
     pub fn is_changed_by(&self, operation: Operation, passes: bool) -> bool {
         operation.changes(passes, || self.excess())
             || matches!((self, operation), (Self::Penalized(_), Operation::Charge(_)))
@@ -266,7 +266,7 @@ impl Limit {
         each_algorithm!(self, limit => limit.period())
     }
 
-    /// See [`Algorithm::change`].
+    /// Replaces the numbers of hits, and what happens to a charge that is larger than what is left.
     pub(super) fn change(&mut self, number: &dyn Fn(u64) -> u64, excess: &dyn Fn(Excess) -> Excess) {
         each_algorithm!(self, limit => limit.change(number, excess));
     }
@@ -286,7 +286,7 @@ impl Limit {
         }
     }
 
-    /// How it lets hits pass.
+    /// How the limit lets hits pass.
     pub fn admission(&self) -> Admission {
         fn admission<A: Algorithm>(_: &A) -> Admission {
             A::ADMISSION
@@ -365,7 +365,7 @@ impl Limit {
         }
     }
 
-    /// See [`Algorithm::hit_rate`].
+    /// The limit as a rate that can be divided over clients; `None` if it is divided as a budget, or not at all.
     pub fn hit_rate(&self) -> Option<HitRate> {
         each_algorithm!(self, limit => limit.hit_rate())
     }
@@ -580,7 +580,7 @@ const NUMBER_BITS: u32 = 61;
 const NUMBER_MAX: u64 = (1 << NUMBER_BITS) - 2;
 
 impl OwnTerms {
-    /// Displayed for a limit that refuses nothing.
+    /// What is displayed for a limit that refuses nothing.
     pub const UNLIMITED: u64 = u64::MAX;
 
     /// What is displayed for this number of requests, in the unit with this code from 1 to 7, or in that of the rule (0).
@@ -593,12 +593,12 @@ impl OwnTerms {
         (displayed & ((1 << NUMBER_BITS) - 1), (displayed >> NUMBER_BITS) as u8)
     }
 
-    /// Whether it refuses nothing.
+    /// Whether the own limit refuses nothing.
     pub fn is_unlimited(&self) -> bool {
         self.requests_per_unit == Self::UNLIMITED
     }
 
-    /// Whether it may refuse what `rule` lets pass.
+    /// Whether the own limit may refuse what `rule` lets pass.
     pub fn may_be_smaller_than(&self, rule: &Limit) -> bool {
         let Self { limit, .. } = self;
         let is_as_large = rule.allowance() <= limit.allowance()
@@ -607,7 +607,7 @@ impl OwnTerms {
         !self.is_unlimited() && !is_as_large
     }
 
-    /// The decision of its limit, which refuses nothing if it is unlimited.
+    /// `decision` of the own limit; a pass with `u64::MAX` hits left if it refuses nothing.
     pub fn allowed(&self, decision: Decision) -> Decision {
         if self.is_unlimited() {
             Decision { verdict: Verdict::Pass, remaining: u64::MAX, ..decision }

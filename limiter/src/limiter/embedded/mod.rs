@@ -50,7 +50,7 @@ pub struct Checked {
 pub struct Reservation {
     /// The answer.
     pub checked: Checked,
-    /// The id by which [`Limiter::settle`] finds it; `None` if nothing is reserved.
+    /// The id by which [`Limiter::settle`] finds the reservation; `None` if nothing is reserved.
     pub id: Option<HoldId>,
     /// Whether a reservation with this id was made before and has ended: it was settled or has expired. The answer is
     /// that of its first call, and nothing more is reserved.
@@ -148,7 +148,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As of [`Limiter::check`].
+    /// The domain is empty, or there are no rules.
     pub fn peek(&self, domain: &str, entries: &[(&str, &str)]) -> Result<Checked, CheckError> {
         self.ask(domain, entries, Operation::Peek)
     }
@@ -157,7 +157,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As of [`Limiter::check`].
+    /// The domain is empty, or there are no rules.
     pub fn refund(&self, domain: &str, entries: &[(&str, &str)], hits: u64) -> Result<Checked, CheckError> {
         self.ask(domain, entries, Operation::Refund(hits))
     }
@@ -189,7 +189,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As of [`Limiter::check`]; `ttl` is out of bounds; there are too many reservations.
+    /// `ttl` is out of bounds, the domain is empty, there are no rules, or there are too many reservations.
     pub fn reserve(
         &self,
         domain: &str,
@@ -212,7 +212,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As of [`Limiter::check`].
+    /// The domain is empty, or there are no rules.
     pub fn settle(
         &self,
         domain: &str,

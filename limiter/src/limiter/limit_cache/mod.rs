@@ -87,7 +87,7 @@ impl LimitCacheStats {
         Timestamp::from_nanos(self.answered_at.load(Relaxed))
     }
 
-    /// The store answers.
+    /// Records that the store has answered at `wall`.
     pub fn set_answered_at(&self, wall: Timestamp) {
         self.answered_at.store(wall.as_nanos(), Relaxed);
     }
@@ -108,7 +108,7 @@ pub struct LimitLookup {
 /// What a store answers to a look-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LookupAnswer {
-    /// It has no value for the key.
+    /// The store has no value for the key.
     Absent,
     /// The value is that of the tag that was sent.
     Unchanged,
@@ -116,12 +116,12 @@ pub enum LookupAnswer {
     Value {
         /// The value, in JSON.
         json: Vec<u8>,
-        /// What identifies it.
+        /// What identifies the value.
         etag: Option<Box<str>>,
     },
     /// A value that cannot be read, with the reason.
     Unreadable(String),
-    /// None, because the store cannot be used.
+    /// No answer, because the store cannot be used.
     Failed,
 }
 
@@ -140,11 +140,11 @@ pub struct KnownLimit {
 pub enum KeyLimit {
     /// The store names this limit.
     Stored(Arc<KnownLimit>),
-    /// The store names none.
+    /// The store names no limit for the key.
     Absent,
-    /// It is not known, and not worth waiting for.
+    /// The limit is not known, and not worth waiting for.
     Unknown,
-    /// It is being read. The sender goes away when the look-up has ended.
+    /// The limit is being read. The sender goes away when the look-up has ended.
     Pending(watch::Receiver<()>),
 }
 
@@ -177,7 +177,7 @@ impl Weighter<Key, CachedLimit> for EntryWeight {
 }
 
 impl KnownLimit {
-    /// Its memory, with the two numbers of owners.
+    /// The memory of the limit in bytes, with the two numbers of owners.
     fn bytes(&self) -> u64 {
         let etag = self.etag.as_ref().map_or(0, |etag| etag.len().next_multiple_of(16));
         (size_of::<Self>() + 2 * size_of::<usize>() + etag) as u64

@@ -16,13 +16,13 @@ const DECISIONS_MIN: u64 = 1_000;
 
 /// What to do about the rules of a source.
 pub(super) struct RuleRepairs {
-    /// If there are none.
+    /// The repair if there are no rules.
     load: String,
-    /// If they have problems.
+    /// The repair if the rules have problems.
     problems: String,
-    /// If they have warnings.
+    /// The repair if the rules have warnings.
     warnings: String,
-    /// If one is missing.
+    /// The repair if a rule is missing.
     pub(super) missing: String,
     /// Where a key that a control plane does not know is added.
     pub(super) in_overlay: &'static str,

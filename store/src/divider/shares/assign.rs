@@ -12,7 +12,7 @@ use crate::divider::shares::{
     subscriber::{HYSTERESIS_DIVISOR, SETTLE, ShareSubscriber},
 };
 
-/// So much of what is claimed stays unused at most: one of so many.
+/// The most of what is claimed that stays unused: one of so many parts.
 const UNUSED_DIVISOR: u64 = 50;
 /// A share waits for so much of its burst, if that is not there: what its rate brings in a second, divided by this.
 pub(super) const BEGIN_DIVISOR: u64 = 10;

@@ -107,14 +107,14 @@ impl ShareSubscriber {
         }
     }
 
-    /// Whether its client can have let pass what its next report says, over another stream.
+    /// Whether the client can have let pass what its next report says, over another stream.
     pub(super) fn may_have_passed(&self, usage: SubscriberUsage, now: Timestamp) -> bool {
         let Some(HitRate { per_second, burst }) = self.tokens.greatest(self.granted) else { return true };
         let time = now.since(self.demand.since()).as_secs_f64() + 1.0;
         usage.allowed as f64 <= per_second as f64 * time + burst.max(self.held.burst) as f64
     }
 
-    /// Whether its client may be another one, with a smaller bucket.
+    /// Whether the client may be another one, with a smaller bucket.
     pub(super) fn may_be_another(&self, now: Timestamp) -> bool {
         // A share that was cut is settled earlier.
         now.after(SETTLE) < self.settles_at && self.granted.burst < self.held.burst
@@ -132,13 +132,13 @@ impl ShareSubscriber {
         (self.was_assigned, self.is_owed) = (true, true);
     }
 
-    /// Keeps a share for it that is granted at `at`.
+    /// Keeps a share for the subscriber that is granted at `at`.
     pub(super) fn keep(&mut self, share: HitRate, at: Timestamp) {
         self.held = self.held.max_of(share);
         self.pending = Some(Pending { share, at });
     }
 
-    /// Takes back what is pending. What it has of the burst is not used again before the next turn.
+    /// Takes back what is pending. What the subscriber has of the burst is not used again before the next turn.
     pub(super) fn cancel(&mut self, now: Timestamp) {
         if self.pending.take().is_some() {
             self.settles_at = self.settles_at.max(now.plus(1));
@@ -152,18 +152,19 @@ impl ShareSubscriber {
         before.burst.saturating_sub(held.burst)
     }
 
-    /// Counts all that it has as over, so that its bucket begins full. Returns the burst that may have been used.
+    /// Counts all that the subscriber has as over, so that its bucket begins full. Returns the burst that may have been
+    /// used.
     pub(super) fn begin_anew(&mut self, now: Timestamp) -> u64 {
         (self.granted, self.pending, self.tokens) = (HitRate::default(), None, BucketTokens::none(now));
         std::mem::take(&mut self.held).burst
     }
 
-    /// The share that it has, or that is pending.
+    /// The share that the subscriber has, or that is pending.
     pub(super) fn next_share(&self) -> HitRate {
         self.pending.map_or(self.granted, |pending| pending.share)
     }
 
-    /// Its turns, if it has a share at times only.
+    /// The turns of the subscriber, if it has a share at times only.
     pub(super) fn turns(&self) -> Turns {
         Turns { has_share: self.granted.per_second > 0, since: self.since }
     }

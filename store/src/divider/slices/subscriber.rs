@@ -51,7 +51,7 @@ pub(in crate::divider) struct SliceSubscriber {
 /// What a report has come to, beside the hits that it says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SettledHits {
-    /// Of these, hits that were not granted.
+    /// Of the reported hits, those that were not granted.
     pub(super) beyond: u64,
     /// Hits that were used before, and of which the report was lost.
     pub(super) lost: u64,
@@ -95,17 +95,17 @@ impl SliceSubscriber {
         Self { bound, reported, slice: None, has_reported: false, has_ended: false, ..self }
     }
 
-    /// Whether it is silent for so many reports, of which it has lost all but the next one.
+    /// Whether the subscriber is silent for so many reports, of which it has lost all but the next one.
     pub(super) fn reports_after(&self, reports: u32, now: Timestamp) -> bool {
         now.since(self.reported_at).abs_diff(REPORT_EVERY * reports) <= REPORT_JITTER
     }
 
-    /// What it may still let pass.
+    /// Hits that the subscriber may still let pass.
     pub(super) fn left(&self) -> u64 {
         self.bound.saturating_sub(self.used)
     }
 
-    /// Counts what it has used, and takes what it cannot use any more from the bound.
+    /// Counts what the subscriber has used, and takes what it cannot use any more from the bound.
     pub(super) fn settle(&mut self, usage: SubscriberUsage, now: Timestamp) -> SettledHits {
         let mut lost = 0;
         self.used = self.used.saturating_add(usage.allowed);
@@ -171,7 +171,7 @@ impl SliceSubscriber {
         self.left() < self.terms.floor
     }
 
-    /// Whether it is to get a slice now.
+    /// Whether the subscriber is to get a slice now.
     pub(super) fn is_due(&self) -> bool {
         let has_arrived = self.slice.is_none_or(|slice| slice.has_arrived);
         let rest = self.demand.per_second() * REST_SECONDS;
@@ -182,12 +182,12 @@ impl SliceSubscriber {
             && (is_used_up || is_unknown || self.lacks_floor() || (self.left() as f64) < rest)
     }
 
-    /// Whether it is to get a slice now, and refuses hits until then.
+    /// Whether the subscriber is to get a slice now, and refuses hits until then.
     pub(super) fn is_waiting(&self) -> bool {
         self.is_due() && self.is_refusing
     }
 
-    /// Whether it has so much more than a slice of this size that a smaller one is to replace what is left.
+    /// Whether so much more than a slice of this size is left that a smaller one is to replace it.
     pub(super) fn has_spare(&self, size: u64, now: Timestamp) -> bool {
         let has_arrived =
             self.slice.is_some_and(|slice| slice.has_arrived && slice.given_at.after(DELIVERED) <= now);

@@ -20,7 +20,7 @@ pub struct Leases<'m> {
 pub struct UsedHits {
     /// The number of hits.
     pub hits: u64,
-    /// When the last one was used.
+    /// When the last hit was used.
     pub at: Timestamp,
 }
 

@@ -19,7 +19,7 @@ const SPANS: [u64; 3] = [1, 10, 60];
 pub(super) struct EnvoysReport {
     rules: String,
     rule: String,
-    /// The place in its file.
+    /// The place of the rule in its file.
     at: String,
     limit: String,
     shadow_mode: bool,

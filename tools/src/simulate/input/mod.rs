@@ -30,7 +30,7 @@ const HITS_FIELD: &str = "hits";
 #[derive(Clone, Debug)]
 pub(super) struct RecordedTerms {
     pub(super) path: PathBuf,
-    /// Found by the first line if it is not given.
+    /// The format of the file; `None` if the first line is to tell.
     pub(super) format: Option<FormatName>,
     /// The columns of CSV without a header.
     pub(super) columns: Option<Vec<String>>,
