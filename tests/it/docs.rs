@@ -148,6 +148,43 @@ fn every_promise_is_proved_in_the_core_or_listed() {
     }
 }
 
+/// An editor shows a doc without the item above.
+#[test]
+fn docs_stand_without_the_item_above() {
+    const LEANING: [&str; 12] = [
+        "As [`",
+        "As of ",
+        "It ",
+        "Its ",
+        "Like [`",
+        "Likewise",
+        "See [`",
+        "The same",
+        "Their ",
+        "They ",
+        "This one ",
+        "Those ",
+    ];
+    let (mut found, mut leaning) = (0, Vec::new());
+    for folder in PACKAGES.map(|package| format!("{package}/src")).iter().map(String::as_str).chain(["src"]) {
+        for (file, source) in sources(folder) {
+            let mut is_first = true;
+            for line in source.lines().map(str::trim) {
+                let doc = line.strip_prefix("/// ");
+                found += usize::from(doc.is_some());
+                if let Some(doc) =
+                    doc.filter(|doc| is_first && LEANING.iter().any(|start| doc.starts_with(start)))
+                {
+                    leaning.push(format!("{folder}/{file}: {doc}"));
+                }
+                is_first = !line.starts_with("///");
+            }
+        }
+    }
+    assert!(found > 5_000, "too few docs found: {found}");
+    assert!(leaning.is_empty(), "{leaning:#?}");
+}
+
 #[test]
 fn source_tree_of_architecture_page_is_complete() {
     let page = fs::read_to_string(Path::new(ROOT).join("docs/dev/architecture.md")).unwrap();

@@ -130,7 +130,7 @@ pub(super) struct World {
     forgetful: BTreeSet<usize>,
     /// Replicas that do nothing that depends on time alone: see [`Tamper::Stall`].
     stalled: BTreeSet<usize>,
-    /// See [`Tamper::RejuvenateCopies`].
+    /// By how many nanoseconds each copy says that its reservations are younger: [`Tamper::RejuvenateCopies`].
     copies_younger_by: u64,
     calls_started: u64,
     pub(super) totals: Totals,
