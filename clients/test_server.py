@@ -34,10 +34,10 @@ def eventually(what, condition, timeout=TIMEOUT, error=TimeoutError, interval=0.
     return found
 
 
-def log_events(log):
-    """The events in the log of a server, whose last line may be incomplete. Other lines are left out."""
+def log_events(output):
+    """The events in the output of a server, whose last line may be incomplete. Other lines are left out."""
     events = []
-    for line in log.read_text(errors="replace").splitlines():
+    for line in output.splitlines():
         with contextlib.suppress(json.JSONDecodeError):
             events.append(json.loads(line))
     return events
@@ -74,7 +74,7 @@ class Server:
     def addresses(self):
         if self.child.poll() is not None:
             sys.exit(f"the server exited:\n{self.log.read_text()}")
-        return listeners(log_events(self.log))
+        return listeners(log_events(self.log.read_text(errors="replace")))
 
     def pause(self):
         self.child.send_signal(signal.SIGSTOP)

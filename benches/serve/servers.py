@@ -212,7 +212,7 @@ class Tollgate(Server):
         new.replace(self.rules)
 
     def events(self):
-        return test_server.log_events(self.log)
+        return test_server.log_events(self.log.read_text(errors="replace"))
 
     def generations(self):
         """When each generation of rules became active, by the log of the server: seconds since 1970."""

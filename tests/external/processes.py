@@ -153,7 +153,7 @@ class Tollgate(Process):
 
     def events(self):
         """The log events so far."""
-        return test_server.log_events(self.log)
+        return test_server.log_events(self.output())
 
     def metric(self, name, **labels):
         """The sum of the series with this name and these labels."""
