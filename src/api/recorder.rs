@@ -247,7 +247,8 @@ impl Recording {
         let rest: Vec<_> = iter::from_fn(|| self.waiting.try_recv().ok()).collect();
         let mut lines = self.lines(rest, limiter);
         // Only the drop of `self` makes room for another recording.
-        let (requests, left_out) = (self.requests, self.left_out.load(Relaxed));
+        let requests = self.requests;
+        let left_out = self.left_out.load(Relaxed);
         let summary =
             json!({"recording": {"requests": requests, "left_out": left_out, "values": self.values}});
         lines.extend_from_slice(format!("{summary}\n").as_bytes());

@@ -27,7 +27,7 @@ pub(crate) struct ResetAccess {
 }
 
 impl ResetAccess {
-    /// Access for those who present `token`.
+    /// Access for calls that present `token`.
     pub(crate) fn new(token: Token) -> Self {
         Self {
             token: Arc::new(token),

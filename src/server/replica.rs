@@ -37,7 +37,8 @@ pub(super) async fn start(
     let rules = active_rules.clone();
     let (cluster, listening) = Cluster::bind(settings, memory, stored, rules, clock.clone()).await?;
     info!(listener = "cluster", address = %listening.address(), member = %cluster.local_id(), "listening");
-    let (slots, memory) = (cluster.clone(), persistence.memory.clone());
+    let slots = cluster.clone();
+    let memory = persistence.memory.clone();
     let persistence = persistence.with_copies(move |slot| slots.copy(&memory, slot));
     let linked = cluster.clone();
     tasks.links.spawn(async move { linked.run(listening).await });

@@ -63,7 +63,9 @@ impl WorkerPool {
             // One blocking thread for JSON and pages: more would take CPU time from gRPC.
             let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(1).build()?;
             let handle = WorkerHandle { runtime: runtime.handle().clone(), connections: Arc::default() };
-            let (stop, exit, alive) = (stop.clone(), exit.clone().drop_guard(), alive.clone());
+            let stop = stop.clone();
+            let exit = exit.clone().drop_guard();
+            let alive = alive.clone();
             thread::Builder::new().name(name).spawn(move || {
                 let _ended = (exit, alive);
                 runtime.block_on(stop.cancelled());

@@ -263,7 +263,7 @@ impl OperationOutcome {
     }
 }
 
-/// The decision as the only one of its call, whose receipt nobody needs.
+/// The decision of a call with one check. It has no receipt, because such a call takes no charge back.
 impl From<OperationOutcome> for CheckDecision<Infallible> {
     fn from(outcome: OperationOutcome) -> Self {
         let CheckDecision { decision, charged, own } = (&outcome).into();

@@ -165,7 +165,8 @@ fn docs_stand_without_the_item_above() {
         "This one ",
         "Those ",
     ];
-    let (mut found, mut leaning) = (0, Vec::new());
+    let mut found = 0;
+    let mut leaning = Vec::new();
     for folder in PACKAGES.map(|package| format!("{package}/src")).iter().map(String::as_str).chain(["src"]) {
         for (file, source) in sources(folder) {
             let mut is_first = true;

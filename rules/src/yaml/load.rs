@@ -139,7 +139,8 @@ impl<'t> TreeLoader<'t> {
             }
             Event::SequenceStart(_, anchor, tag) => {
                 self.begin(at, tag.is_some(), depth)?;
-                let (mut items, mut height) = (Vec::new(), 0);
+                let mut items = Vec::new();
+                let mut height = 0;
                 while let Some(item) = self.next(depth + 1)? {
                     height = height.max(item.height);
                     items.push(item.node);
@@ -167,7 +168,8 @@ impl<'t> TreeLoader<'t> {
 
     /// The pairs of a mapping with valid keys, in `depth` lists and mappings, and the greatest height in them.
     fn pairs(&mut self, depth: usize) -> Result<(Vec<YamlPair<'t>>, usize), Stop> {
-        let (mut pairs, mut height) = (Vec::new(), 0);
+        let mut pairs = Vec::new();
+        let mut height = 0;
         while let Some(key) = self.next(depth)? {
             height = height.max(key.height);
             let key = key_of(key.node).unwrap_or_else(|problem| {

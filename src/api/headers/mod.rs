@@ -64,7 +64,7 @@ struct VisibleLimit<'s> {
 impl HeaderSettings {
     /// The headers of a reply, with the time that [`HeaderSettings::retry`] has returned.
     #[inline]
-    pub(super) fn headers_of(
+    pub(super) fn for_reply(
         &self,
         view: &ActiveView<'_>,
         request: &Request<'_>,
@@ -73,7 +73,7 @@ impl HeaderSettings {
         retry: Option<Retry>,
     ) -> Vec<HeaderValue> {
         if self.shows_limits() || self.shows_retry() && retry.is_some() {
-            self.any_headers(view, request, answer, modes, retry)
+            self.reply_headers(view, request, answer, modes, retry)
         } else {
             Vec::new()
         }
@@ -89,7 +89,7 @@ impl HeaderSettings {
 
     // `inline(never)`: keeps the stack frame of replies without headers small.
     #[inline(never)]
-    fn any_headers(
+    fn reply_headers(
         &self,
         view: &ActiveView<'_>,
         request: &Request<'_>,

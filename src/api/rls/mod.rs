@@ -80,7 +80,7 @@ impl Api {
         self.observe(request, view, answer);
         let modes = self.limiter.modes();
         let retry = self.headers.retry(answer, modes, request);
-        let mut headers = self.headers.headers_of(view, request, answer, modes, retry);
+        let mut headers = self.headers.for_reply(view, request, answer, modes, retry);
         let never = answer.never_because(modes, request);
         let when = When { retry_after: retry.and_then(Retry::after), never_because: never.as_deref() };
         let body = self.denial_bodies.body_of(request.domain(), view.rules(), answer, modes, when);

@@ -338,7 +338,8 @@ mod tests {
 
     #[test]
     fn call_fails_by_the_error_that_may_have_charged() {
-        let (joining, remote) = (LimiterError::Joining, LimiterError::Remote);
+        let joining = LimiterError::Joining;
+        let remote = LimiterError::Remote;
         for errors in [[joining, remote], [remote, joining]] {
             let mut answers = EncodedAnswers::for_call(errors.len());
             errors.into_iter().for_each(|error| answers.undecided("", error.into()));

@@ -81,7 +81,8 @@ impl SlotData {
     }
 
     pub(super) fn into_parts(self) -> (SlotTable, ByKey<Box<SideData>>) {
-        let (len, (counters, side_data)) = (self.counters.len(), self.into_counters());
+        let len = self.counters.len();
+        let (counters, side_data) = self.into_counters();
         (SlotTable::from_counters(len, counters), side_data)
     }
 

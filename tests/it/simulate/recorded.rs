@@ -24,7 +24,7 @@ fn keys() -> Vec<&'static str> {
 fn every_algorithm() -> String {
     let mut text = "domain: shop\ndescriptors:\n  - {key: free, rate_limit: {unlimited: true}}\n".to_owned();
     for (key, rule_text) in every_rule() {
-        // A queue without places delays no call: nobody moves the clock while one waits.
+        // A queue without places delays no call. A delayed call would never end: the clock stands still while a call waits.
         let number = match key {
             "leaky_queue" => 1,
             "concurrency" => 2,

@@ -36,7 +36,7 @@ async fn own_limit_names_the_certificate_that_has_set_it() {
 }
 
 #[tokio::test]
-async fn certificate_with_an_allowed_name_changes_limits_without_the_token() {
+async fn certificate_name_permits_changes_of_limits_without_token() {
     let ours = Authority::new("ours");
     let files = Files::new(&ours.server());
     let settings = files.mutual("grpc", &ours);
