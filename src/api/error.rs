@@ -21,7 +21,8 @@ use tonic::Code;
 /// The domain of the reasons in the details of errors.
 const DOMAIN: &str = "tollgate";
 const ERROR_INFO: &str = "type.googleapis.com/google.rpc.ErrorInfo";
-const MALFORMED: &str = "MALFORMED";
+/// The reason of a request that cannot be read.
+pub(super) const MALFORMED: &str = "MALFORMED";
 
 /// Why a call, or one request of it, is not decided.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

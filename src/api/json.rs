@@ -13,11 +13,10 @@ use tollgate_wire::{
     json::{POOL, message, text},
     proto::{envoy::service::ratelimit::v3::RateLimitRequest, google::rpc::Status},
 };
-use tonic::Code;
 
 use crate::api::{
     call::{Method, OperatorVerb},
-    error::Error,
+    error::{Error, MALFORMED},
 };
 
 /// Converts the request of a method to its encoded message. The bounds are checked before anything is built. Unknown
@@ -36,7 +35,7 @@ pub(super) fn request(method: Method, json: &[u8], bounds: RequestBounds) -> Res
     match read.and_then(|message| reader.end().map(|()| message)) {
         Ok(message) => Ok(message.encode_to_vec()),
         Err(error) => {
-            let error = Error::new(Code::InvalidArgument, "MALFORMED", error.to_string());
+            let error = Error::invalid(MALFORMED, error.to_string());
             Err(match wrong_field(method, json) {
                 Some(field) => error.at(field),
                 None => error,
@@ -208,6 +207,7 @@ impl<'de> Visitor<'de> for BoundsCheck<'_> {
 mod tests {
     use super::*;
     use tollgate_wire::proto::tollgate::v1;
+    use tonic::Code;
 
     use crate::api::{call::Verb, service::ApiSettings};
 
@@ -253,7 +253,7 @@ mod tests {
             r#"{"entries": [{}, {}, {}, {}]}"#,
             r#"{"descriptors": [{"limit": {"entries": [{}, {}, {}, {}]}}]}"#,
         ] {
-            assert_eq!(read(json).unwrap_err().reason, "MALFORMED", "{json}");
+            assert_eq!(read(json).unwrap_err().reason, MALFORMED, "{json}");
         }
     }
 

@@ -17,7 +17,7 @@ use tonic::Code;
 
 use crate::api::{
     call::Method,
-    error::{Error, HttpError},
+    error::{Error, HttpError, MALFORMED},
     json,
 };
 
@@ -113,7 +113,7 @@ async fn append(
 
 fn body_too_large() -> HttpError {
     let why = format!("the body is larger than {BODY_BYTES_MAX} bytes");
-    let error = Error::new(Code::InvalidArgument, "TOO_LARGE", why);
+    let error = Error::invalid("TOO_LARGE", why);
     HttpError { status: StatusCode::PAYLOAD_TOO_LARGE, error }
 }
 
@@ -123,5 +123,5 @@ fn body_slow() -> Error {
 }
 
 fn body_broken(error: &axum::Error) -> Error {
-    Error::new(Code::InvalidArgument, "MALFORMED", format!("cannot read the body: {error}"))
+    Error::new(Code::InvalidArgument, MALFORMED, format!("cannot read the body: {error}"))
 }

@@ -298,7 +298,12 @@ async fn other_doors(watched: &mut Watched) {
     for (path, body) in [("/json", "{}"), ("/v1/check", "{}")] {
         assert_eq!(watched.service.http("POST", path, body).await.0, 400);
         watched.grew("an invalid request as JSON", &[ANSWERED, JSON, HTTP_CONNECTION, INVALID]).await;
+        assert_eq!(watched.service.http("POST", path, "{").await.0, 400);
+        watched.grew("malformed JSON", &[HTTP_CONNECTION, INVALID]).await;
     }
+    let large = " ".repeat((4 << 20) + 1);
+    assert_eq!(watched.service.http("POST", "/json", &large).await.0, 413);
+    watched.grew("a body that is too large", &[HTTP_CONNECTION, INVALID]).await;
     let http = watched.service.addresses.http;
     let by_header = async |line: &str| send(http, &format!("host: x\r\n{line}"), "GET", "/check", "").await.0;
     assert_eq!(by_header("x-user: ann\r\n").await, 200);
