@@ -311,8 +311,7 @@ pub fn decide_set(
     let mut are_stored = SmallVec::<[bool; 2]>::new();
     for (index, check) in checks.iter().enumerate() {
         let (decision, is_stored) = each(index, &CounterOperation::Decide(check.operation));
-        let hits = check.limit.charged(check.operation, decision.verdict.passes());
-        decisions.push(CheckDecision { charged: if is_stored { hits } else { 0 }, ..decision });
+        decisions.push(decision);
         are_stored.push(is_stored);
     }
     if checks.len() > 1 && refused(&decisions) {
