@@ -69,9 +69,13 @@ pub enum LogError {
 pub fn filter(level: &str) -> Result<Targets, LogError> {
     let wrong = || LogError::Level(level.to_owned());
     // The filter would read any other word as the name of a module to log in full.
-    let is_level = |part: &str| !part.is_empty() && part.parse::<LevelFilter>().is_ok();
+    let is_level = |part: &str| !part.trim().is_empty() && part.trim().parse::<LevelFilter>().is_ok();
     // Nor are there spans, which brackets would name.
-    let is_word = |part: &str| (part.contains('=') && !part.contains(['[', '{'])) || is_level(part.trim());
+    let is_module = |part: &str| !part.trim().is_empty() && !part.contains(['[', '{']);
+    let is_word = |part: &str| match part.split_once('=') {
+        Some((module, level)) => is_module(module) && is_level(level),
+        None => is_level(part),
+    };
     if !level.split(',').all(is_word) {
         return Err(wrong());
     }

@@ -136,6 +136,8 @@ fn word_that_is_not_a_level_is_refused_as_log_filter() {
         ("off", true),
         ("inof", false),
         ("tollgate[call]=debug", false),
+        ("tollgate=", false),
+        ("=debug", false),
         ("", false),
     ] {
         assert_eq!(load(&[("log.level", level)]).is_ok(), allowed, "{level}");
