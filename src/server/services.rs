@@ -28,11 +28,13 @@ use crate::{
 
 /// The gRPC service whose streams may stay open.
 const STREAMING_SERVICES: &str = "/grpc.reflection.";
-/// Statuses of tonic for messages that are the caller's fault, and the statuses that replace them. `OUT_OF_RANGE`: above
-/// the size limit. `INTERNAL`: not a valid message.
+/// The status of tonic for a message above the size limit.
 const OUT_OF_RANGE: &str = "11";
+/// What replaces `OUT_OF_RANGE`.
 const RESOURCE_EXHAUSTED: HeaderValue = HeaderValue::from_static("8");
+/// The status of tonic for bytes that are no message.
 const INTERNAL: &str = "13";
+/// What replaces `INTERNAL`.
 const INVALID_ARGUMENT: HeaderValue = HeaderValue::from_static("3");
 
 /// The services of a listener.

@@ -35,11 +35,13 @@ const ANSWER_BYTES_MAX: usize = 32 << 20;
 const ADDRESSES_MAX: usize = 256;
 /// Connections that one call tries, one after the other.
 const TRIES_MAX: usize = 3;
-/// Between attempts to connect to one address.
+/// The time between the first two attempts to connect to one address.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
+/// The longest time between two attempts to connect to one address.
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// Between lookups of the names, without and with a connection that is missing.
+/// The time between lookups of the names.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
+/// The time between lookups while a connection is missing.
 const LOOKUP_RETRY: Duration = Duration::from_secs(1);
 
 /// A client of `tollgate.v1` over one connection.

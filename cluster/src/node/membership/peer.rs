@@ -6,8 +6,9 @@ use tollgate_counter::time::Timestamp;
 
 use crate::message::{MemberRecord, MemberState, Message};
 
-/// How often a member says its version and its time, with so many peers; with more of them less often.
+/// The time between two messages with the version and the time of a member, with [`STATUS_PEERS`] peers.
 const STATUS_INTERVAL: Duration = Duration::from_secs(2);
+/// With more peers than this, the messages are sent less often.
 const STATUS_PEERS: usize = 16;
 /// The maximum length of the version of another member, in characters.
 const PROGRAM_MAX: usize = 64;
