@@ -1,4 +1,5 @@
-"""Builds the client packages, each in a copy of its directory, and runs their tools."""
+"""Builds the client packages, each in a copy of its directory, and runs their tools. As a program it builds all of which
+the tools are installed, so that their tests need not wait for registries."""
 
 import contextlib
 import fcntl
@@ -21,7 +22,13 @@ BESIDE = (PACKAGES / "test_server.py", PACKAGES / "llm.yaml")
 BUILDS = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "clients"
 BUILD_TIMEOUT = 600.0
 RUN_TIMEOUT = 30.0
-# Tools of each language, besides Python, which runs the tests.
+# What builds a package, and tools of each language, besides Python, which runs the tests.
+SETUP = {
+    "go": "go build ./...",
+    "python": "python3 -m venv .venv && .venv/bin/pip install --quiet '.[test]'",
+    "node": "npm install --no-package-lock --no-audit --no-fund",
+    "java": "mvn -q -B test-compile",
+}
 TOOLS = {"go": ["go"], "java": ["java", "javac", "mvn"], "node": ["node", "npm"], "python": [], "rust": ["cargo"]}
 # Build artefacts in the source tree.
 LEFTOVERS = {"java": ["target"], "node": ["node_modules"], "python": [".venv", "build", "*.egg-info"]}
@@ -34,9 +41,10 @@ def missing(language):
     return [tool for tool in TOOLS[language] if shutil.which(tool) is None]
 
 
-def install(language, setup):
-    """Runs the commands of `setup` in a copy of a package, beside copies of proto/ and of what the suites use as in the
-    repository. Returns the copy. Reuses that of an earlier run with the same files."""
+def install(language):
+    """Builds a package in a copy, beside copies of proto/ and of what the suites use as in the repository. Returns the
+    copy. Reuses that of an earlier run with the same files."""
+    setup = SETUP[language]
     source, home = PACKAGES / language, BUILDS / "packages" / language
     folder = home / source.relative_to(ROOT)
     marker, built_from = home / "made-from", fingerprint(source, setup)
@@ -120,3 +128,9 @@ def run(command, folder, timeout, **variables):
         timeout=timeout,
         check=False,
     )
+
+
+if __name__ == "__main__":
+    for each in SETUP:
+        if not missing(each):
+            install(each)

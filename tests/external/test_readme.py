@@ -11,7 +11,6 @@ import pytest
 import clients
 import console
 from processes import LOOPBACK, ROOT, TOLLGATE, Process, eventually, run
-from test_client_packages import PACKAGES
 from test_deployed_envoy import BOOTSTRAP, with_ports
 
 README = (ROOT / "README.md").read_text()
@@ -93,7 +92,7 @@ def test_image_of_readme_is_built_and_run_as_its_file_says():
 @pytest.mark.extended
 def test_program_in_python_of_readme_is_allowed(served):
     assert "`pip install ./clients/python`" in README
-    folder = clients.install("python", PACKAGES["python"].setup)
+    folder = clients.install("python")
     [program] = clients.blocks(README, "python")
     # With a timeout that suits a busy machine.
     program = program.replace('"127.0.0.1:8081", timeout=1.0', f'"{served.grpc}", timeout=10')
