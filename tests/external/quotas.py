@@ -20,16 +20,7 @@ RATE, BURST = 100, 20
 # it up in a quarter of the window, because two reports of 5 s prove what is left of slices.
 BUDGET, WINDOW = 60, 15
 # A budget whose window is longer than a restart, or a roll of a cluster.
-LONG_BUDGET, LONG_WINDOW = 500, 45
-# Further tenants beside those of the deployed rules: a budget, large bursts, and rates that have turns.
-MORE_RULES = f"""
-  - {{key: tenant, value: sprint, rate_limit: {{window: {WINDOW}s, requests_per_unit: {BUDGET}, algorithm: fixed_window}}}}
-  - {{key: tenant, value: long, rate_limit: {{window: {LONG_WINDOW}s, requests_per_unit: {LONG_BUDGET}, algorithm: fixed_window}}}}
-  - {{key: tenant, value: idle, rate_limit: {{unit: minute, requests_per_unit: 300, algorithm: token_bucket, burst: 300}}}}
-  - {{key: tenant, value: callers, rate_limit: {{unit: minute, requests_per_unit: 300, algorithm: token_bucket, burst: 300}}}}
-  - {{key: tenant, value: next, rate_limit: {{unit: minute, requests_per_unit: 300, algorithm: token_bucket, burst: 300}}}}
-  - {{key: tenant, value: two, rate_limit: {{unit: second, requests_per_unit: 2, algorithm: token_bucket, burst: 2}}}}
-"""
+LONG_BUDGET, LONG_WINDOW_MIN = 500, 45
 # What an earlier process may have assigned is over after this time.
 LEARNING_SECONDS = 16
 # A client notices a response late on a busy machine.
@@ -139,6 +130,26 @@ def assert_within_rate(passed, envoys, late=0):
     for seconds, number in most.items():
         # One for each Envoy whose part of the burst is below one.
         assert number <= BURST + RATE * (seconds + LATE) + envoys + late, most
+
+
+def rules_with_tenants(long_window):
+    """The deployed rules, with further tenants: budgets, large bursts, and rates that have turns."""
+    return RULES.read_text() + f"""
+  - {{key: tenant, value: sprint, rate_limit: {{window: {WINDOW}s, requests_per_unit: {BUDGET}, algorithm: fixed_window}}}}
+  - {{key: tenant, value: long, rate_limit: {{window: {long_window}s, requests_per_unit: {LONG_BUDGET}, algorithm: fixed_window}}}}
+  - {{key: tenant, value: idle, rate_limit: {{unit: minute, requests_per_unit: 300, algorithm: token_bucket, burst: 300}}}}
+  - {{key: tenant, value: callers, rate_limit: {{unit: minute, requests_per_unit: 300, algorithm: token_bucket, burst: 300}}}}
+  - {{key: tenant, value: next, rate_limit: {{unit: minute, requests_per_unit: 300, algorithm: token_bucket, burst: 300}}}}
+  - {{key: tenant, value: two, rate_limit: {{unit: second, requests_per_unit: 2, algorithm: token_bucket, burst: 2}}}}
+"""
+
+
+def rules_and_long_window(begins_in):
+    """The rules, and the length of their long window in seconds. Of all lengths, the window that begins in so many seconds
+    or later ends first with this one."""
+    begin = time.time() + begins_in
+    window = min(range(LONG_WINDOW_MIN, 2 * LONG_WINDOW_MIN), key=lambda length: -begin % length + length)
+    return rules_with_tenants(window), window
 
 
 def next_window(window=WINDOW):

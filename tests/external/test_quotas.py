@@ -11,15 +11,13 @@ from quotas import (
     BUDGET,
     LEARNING_SECONDS,
     LONG_BUDGET,
-    LONG_WINDOW,
-    MORE_RULES,
     RATE,
-    RULES,
     WINDOW,
     assert_within_rate,
     most_beyond,
     next_window,
     passed_between,
+    rules_and_long_window,
     seconds_pass,
 )
 
@@ -27,10 +25,10 @@ REFUSED = "tollgate_rlqs_refused_total"
 
 
 @pytest.fixture
-def rules(tmp_path):
-    path = tmp_path / "quotas.yaml"
-    path.write_text(RULES.read_text() + MORE_RULES)
-    return path
+def rules_and_window(rule_file):
+    # With the start of a server.
+    rules, window = rules_and_long_window(LEARNING_SECONDS + 3)
+    return rule_file(rules), window
 
 
 @pytest.fixture
@@ -46,8 +44,9 @@ def start_edge(start_envoy):
 
 
 @pytest.fixture
-def start_server(start_tollgate, rules, tmp_path):
+def start_server(start_tollgate, rules_and_window, tmp_path):
     def start(**address):
+        rules, _ = rules_and_window
         flags = ["--rlqs-enabled", "true", "--snapshot", tmp_path / "counters"]
         return start_tollgate(rules, flags=flags, **address)
 
@@ -145,11 +144,12 @@ def test_burst_is_given_once_and_small_rates_by_turns(edges, start_edge, open_lo
 
 @pytest.mark.extended
 @pytest.mark.paced
-def test_restarted_server_keeps_rate_and_budget(edges, start_server, open_loop, calls):
+def test_restarted_server_keeps_rate_and_budget(edges, rules_and_window, start_server, open_loop, calls):
     tollgate, envoys = edges
+    _, window = rules_and_window
     loads = {"acme": open_loop(envoys, "acme"), "long": open_loop(envoys, "long")}
     callers = {"acme": calls(tollgate, "acme", 5), "long": calls(tollgate, "long", 1)}
-    begin = next_window(LONG_WINDOW)
+    begin = next_window(window)
     loads["acme"].rates, loads["long"].rates = [60, 60, 60], [14, 6, 2]
     seconds_pass(12, begin)
     stopped = time.time()
@@ -159,7 +159,7 @@ def test_restarted_server_keeps_rate_and_budget(edges, start_server, open_loop, 
     down = time.time() - stopped
     for one in callers.values():
         one.tollgate = again
-    end = seconds_pass(LONG_WINDOW, begin)
+    end = seconds_pass(window, begin)
     for load in loads.values():
         load.rates = [0, 0, 0]
     passed = {name: [*loads[name].passed, *callers[name].passed] for name in loads}

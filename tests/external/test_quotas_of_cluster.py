@@ -10,25 +10,25 @@ from processes import eventually
 from quotas import (
     LEARNING_SECONDS,
     LONG_BUDGET,
-    LONG_WINDOW,
-    MORE_RULES,
     RATE,
-    RULES,
     assert_within_rate,
     next_window,
     passed_between,
+    rules_and_long_window,
     seconds_pass,
 )
 
 # Some requests of a cut share pass until the cut arrives.
 LATE_CUT = 10
+# The start of the replicas, and the demand of the rate before that of the budget.
+STARTING_SECONDS, DEMAND_SECONDS = 6, 7
 
 
 class Edges:
     """Envoys at replicas of a cluster. Each has a proxy in front of its replica, so that it can go on with another one."""
 
-    def __init__(self, cluster, proxies, start_envoy):
-        self.cluster, self.proxies = cluster, proxies
+    def __init__(self, cluster, proxies, start_envoy, window):
+        self.cluster, self.proxies, self.window = cluster, proxies, window
         self.replicas = list(cluster.replicas)
         addresses = [proxies.open(f"edge-{index}") for index in range(3)]
         self.point_at(self.replicas)
@@ -54,10 +54,11 @@ class Edges:
 
 @pytest.fixture
 def edges(make_cluster, proxies, start_envoy):
-    cluster = make_cluster(rules=RULES.read_text() + MORE_RULES, flags=["--rlqs-enabled", "true"])
+    rules, window = rules_and_long_window(STARTING_SECONDS + LEARNING_SECONDS + DEMAND_SECONDS)
+    cluster = make_cluster(rules=rules, flags=["--rlqs-enabled", "true"])
     cluster.start(3)
     started = time.monotonic()
-    edges = Edges(cluster, proxies, start_envoy)
+    edges = Edges(cluster, proxies, start_envoy, window)
     eventually("the cluster has learnt", lambda: time.monotonic() - started > LEARNING_SECONDS, timeout=30)
     return edges
 
@@ -72,17 +73,17 @@ def explained_shares(replica):
 def test_limits_of_envoys_hold_and_are_used_while_replicas_roll(edges, open_loop):
     rate, budget = open_loop(edges.envoys, "acme"), open_loop(edges.envoys, "long")
     rate.rates = [150, 60, 5]
-    seconds_pass(7, time.time())
+    seconds_pass(DEMAND_SECONDS, time.time())
     shares = [explained_shares(replica) for replica in edges.cluster.replicas]
     assert [each["clients"] for each in shares] == [3, 3, 3], "every replica shows what the owner divides"
-    begin = next_window(LONG_WINDOW)
+    begin = next_window(edges.window)
     budget.rates = [14, 6, 2]
     # The first reports, after which slices are those of the demand.
     before = seconds_pass(6, begin)
     edges.roll()
     rolled = time.time()
     # To the end of the window, and for a second report.
-    end = begin + LONG_WINDOW
+    end = begin + edges.window
     stopped = seconds_pass(max(end, rolled + 8) - time.time(), time.time())
     rate.rates, budget.rates = [0, 0, 0], [0, 0, 0]
     during = passed_between(rate.passed, before, rolled) / (rolled - before)

@@ -17,11 +17,11 @@ LIMITS = 3_000
 LIMITS_IN_FILE = 150
 
 
-class Yaml11(yaml.SafeLoader):
+class Yaml11(yaml.CSafeLoader):
     """Scalars as in YAML 1.1, without dates."""
 
 
-class Yaml12(yaml.SafeLoader):
+class Yaml12(yaml.CSafeLoader):
     """Scalars as in the core schema of YAML 1.2, by which editors read."""
 
 
