@@ -306,7 +306,8 @@ async fn other_doors(watched: &mut Watched) {
     // The service may close the connection while the body is sent.
     let _ = http(listener, "POST", "/json", &large).await;
     watched.grew("a body that is too large", &[HTTP_CONNECTION, INVALID]).await;
-    let by_header = async |line: &str| send(listener, &format!("host: x\r\n{line}"), "GET", "/check", "").await.0;
+    let by_header =
+        async |line: &str| send(listener, &format!("host: x\r\n{line}"), "GET", "/check", "").await.0;
     assert_eq!(by_header("x-user: ann\r\n").await, 200);
     watched.grew("a request by headers", &[&one[..], &[FORWARDED]].concat()).await;
     let bad = "tollgate_forward_auth_bad_headers_total{reason=\"missing\"}";
