@@ -437,9 +437,11 @@ def test_phone_has_tabs_in_one_line_and_tiles_in_two_columns(exhausted, open_pag
 def test_header_takes_two_lines(loaded_cluster, open_page, width):
     page = open_page(loaded_cluster.replicas[0], width=width)
     expect(page.locator("#identity")).to_contain_text("rules ")
-    boxes = [part.bounding_box() for part in page.locator("header h1, nav a, #identity span, #state, #clock").all()]
+    parts = page.locator("header h1, nav a, #identity span, #state, #clock")
+    # All at once, because the page may replace them meanwhile.
+    boxes = parts.evaluate_all("parts => parts.map((part) => part.getBoundingClientRect().toJSON())")
     lines = []
-    for top, bottom in sorted((box["y"], box["y"] + box["height"]) for box in boxes):
+    for top, bottom in sorted((box["top"], box["bottom"]) for box in boxes):
         if lines and top < lines[-1]:
             lines[-1] = max(lines[-1], bottom)
         else:
