@@ -1,5 +1,5 @@
-"""Builds the client packages, each in a copy of its directory, and runs their tools. As a program it builds all of which
-the tools are installed, so that their tests need not wait for registries."""
+"""Builds the client packages, each in a copy of its directory, and runs their tools. As a program it builds
+each package whose tools are installed, so that no test waits for a registry."""
 
 import contextlib
 import fcntl
@@ -22,13 +22,14 @@ BESIDE = (PACKAGES / "test_server.py", PACKAGES / "llm.yaml")
 BUILDS = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "clients"
 BUILD_TIMEOUT = 600.0
 RUN_TIMEOUT = 30.0
-# What builds a package, and tools of each language, besides Python, which runs the tests.
+# The command that builds each package.
 SETUP = {
     "go": "go build ./...",
     "python": "python3 -m venv .venv && .venv/bin/pip install --quiet '.[test]'",
     "node": "npm install --no-package-lock --no-audit --no-fund",
     "java": "mvn -q -B test-compile",
 }
+# Tools of each language, besides Python, which runs the tests.
 TOOLS = {"go": ["go"], "java": ["java", "javac", "mvn"], "node": ["node", "npm"], "python": [], "rust": ["cargo"]}
 # Build artefacts in the source tree.
 LEFTOVERS = {"java": ["target"], "node": ["node_modules"], "python": [".venv", "build", "*.egg-info"]}

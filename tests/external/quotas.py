@@ -145,8 +145,8 @@ def rules_with_tenants(long_window):
 
 
 def rules_and_long_window(begins_in):
-    """The rules, and the length of their long window in seconds. Of all lengths, the window that begins in so many seconds
-    or later ends first with this one."""
+    """The rules, and the length of their long window in seconds. With this length the first window that begins after
+    `begins_in` seconds ends soonest."""
     begin = time.time() + begins_in
     window = min(range(LONG_WINDOW_MIN, 2 * LONG_WINDOW_MIN), key=lambda length: -begin % length + length)
     return rules_with_tenants(window), window

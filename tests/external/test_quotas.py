@@ -26,7 +26,7 @@ REFUSED = "tollgate_rlqs_refused_total"
 
 @pytest.fixture
 def rules_and_window(rule_file):
-    # With the start of a server.
+    # The time of the learning, and of the start of a server.
     rules, window = rules_and_long_window(LEARNING_SECONDS + 3)
     return rule_file(rules), window
 
