@@ -24,7 +24,8 @@ BUILD_TIMEOUT = 600.0
 RUN_TIMEOUT = 30.0
 # The command that builds each package.
 SETUP = {
-    "go": "go build ./...",
+    # With the tests, which take longer to compile than to run.
+    "go": "go vet ./... && go test -run '^$' ./...",
     "python": "python3 -m venv .venv && .venv/bin/pip install --quiet '.[test]'",
     "node": "npm install --no-package-lock --no-audit --no-fund",
     "java": "mvn -q -B test-compile",
@@ -33,6 +34,8 @@ SETUP = {
 TOOLS = {"go": ["go"], "java": ["java", "javac", "mvn"], "node": ["node", "npm"], "python": [], "rust": ["cargo"]}
 # Build artefacts in the source tree.
 LEFTOVERS = {"java": ["target"], "node": ["node_modules"], "python": [".venv", "build", "*.egg-info"]}
+# Programs in Java end too soon for the second compiler to pay: without it they take a third less processor time.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1"
 # Variables of the caller's shell that would redirect the build.
 UNSET = ("CARGO_TARGET_DIR", "CARGO_BUILD_TARGET", "CARGO_BUILD_TARGET_DIR", "VIRTUAL_ENV", "PYTHONPATH", "GOFLAGS")
 
@@ -118,7 +121,8 @@ def fingerprint(source, setup):
 
 
 def run(command, folder, timeout, **variables):
-    environment = {name: value for name, value in os.environ.items() if name not in UNSET} | variables
+    environment = {name: value for name, value in os.environ.items() if name not in UNSET}
+    environment |= {"JAVA_TOOL_OPTIONS": JAVA_OPTIONS} | variables
     return subprocess.run(
         command,
         cwd=folder,

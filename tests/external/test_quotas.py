@@ -151,7 +151,7 @@ def test_restarted_server_keeps_rate_and_budget(edges, rules_and_window, start_s
     callers = {"acme": calls(tollgate, "acme", 5), "long": calls(tollgate, "long", 1)}
     begin = next_window(window)
     loads["acme"].rates, loads["long"].rates = [60, 60, 60], [14, 6, 2]
-    seconds_pass(12, begin)
+    seconds_pass(8, begin)
     stopped = time.time()
     tollgate.stop()
     # The Envoys know this address.
