@@ -87,6 +87,11 @@ proptest! {
                 let decisions = memory.apply(&[check(name), other], now, refused).unwrap();
                 decisions.iter().map(|each| without_receipt(each.decision)).collect::<Vec<_>>()
             };
+            if matches!(step, Step::Own(..) | Step::Clear) {
+                // What has expired is given back under the limit before, in the units of its rate: those of another one are
+                // rounded.
+                model.operate(name, &limit, &CounterOperation::Show, now).unwrap();
+            }
             let operation = match step {
                 Step::Own(allowance, factor) => {
                     let is_free = matches!(
