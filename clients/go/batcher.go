@@ -60,6 +60,10 @@ func newBatcher(server pb.RateLimiterClient, options *Options) *batcher {
 
 // check waits for the answer until the deadline of the context, which must have one.
 func (b *batcher) check(ctx context.Context, request *pb.Request) reply {
+	// A caller that has gone charges nothing.
+	if err := ctx.Err(); err != nil {
+		return reply{err: err}
+	}
 	deadline, _ := ctx.Deadline()
 	check := &queuedCheck{request, deadline, make(chan reply, 1)}
 	place, err := b.admit(check)

@@ -61,7 +61,8 @@ func (c *Client) Close() error {
 }
 
 // Check charges the hits of a request if it is allowed. It returns an [*InvalidRequestError] if the request is invalid,
-// and the error of the context if the caller cancels it. Otherwise there is a decision.
+// and the error of the context if the caller cancels it. A check of a context that is canceled already is not sent.
+// Otherwise there is a decision.
 func (c *Client) Check(ctx context.Context, request Request) (Decision, error) {
 	start := time.Now()
 	decision, outcome, err := c.check(ctx, &request, start)

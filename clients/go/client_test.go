@@ -249,6 +249,20 @@ func TestSettlement_OfLessThanReserved_GivesBackTheRest(t *testing.T) {
 	}
 }
 
+func TestChecks_OfCanceledCaller_AreNotSent(t *testing.T) {
+	client := newClient(t, servertest.Start(t, rules).Address, tollgate.Options{})
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 {
+		if decision, err := client.Check(gone, group(1)); !errors.Is(err, context.Canceled) {
+			t.Errorf("%+v %v", decision, err)
+		}
+	}
+	if left := remaining(t, client, group(0)); left != 100 {
+		t.Errorf("%d are left", left)
+	}
+}
+
 func TestReservation_ThatExpires_IsReleasedOrCharged(t *testing.T) {
 	client := newClient(t, servertest.Start(t, rules).Address, tollgate.Options{})
 	settled := func(onExpiry tollgate.OnExpiry) tollgate.SettledLimit {

@@ -89,7 +89,7 @@ public final class TollgateClient implements AutoCloseable, Checker {
 
   /**
    * Charges the hits of a request if it is allowed. The server decides each request with a request id, also if its key
-   * is in the deny cache.
+   * is in the deny cache. A check whose caller has ended its context before is not sent.
    *
    * @throws InvalidRequestException if the request is invalid
    * @throws CancellationException if the caller cancels its context
@@ -128,7 +128,9 @@ public final class TollgateClient implements AutoCloseable, Checker {
     Caller caller = caller();
     CompletableFuture<Decision> result = new CompletableFuture<>();
     denials.begin(key);
-    CompletableFuture<Reply> reply = batcher.check(message, caller.deadline);
+    // A caller that has gone charges nothing: the listener ends the reply at once.
+    CompletableFuture<Reply> reply =
+        caller.context.isCancelled() ? new CompletableFuture<>() : batcher.check(message, caller.deadline);
     Context.CancellationListener ended =
         context ->
             reply.completeExceptionally(caller.isCanceled() ? new CancellationException() : new TimeoutException());

@@ -217,7 +217,17 @@ class TollgateClientTest {
     caller.call(() -> client.settle(reservation, 300));
 
     assertEquals(700, remaining(RED));
+  }
+
+  @Test
+  void check_ofCanceledCaller_isNotSent() throws Exception {
+    Context.CancellableContext caller = Context.current().withCancellation();
+    caller.cancel(null);
+
     assertThrows(CancellationException.class, () -> caller.call(() -> client.check(RED)));
+
+    assertEquals(1000, remaining(RED));
+    assertEquals(List.of(), counts.sent());
   }
 
   @Test
