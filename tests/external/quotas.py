@@ -20,7 +20,7 @@ RATE, BURST = 100, 20
 # it up in a quarter of the window, because two reports of 5 s prove what is left of slices.
 BUDGET, WINDOW = 60, 15
 # A budget whose window is longer than a restart, or a roll of a cluster.
-LONG_BUDGET, LONG_WINDOW_MIN = 500, 40
+LONG_BUDGET, LONG_WINDOW_MIN = 500, 38
 # What an earlier process may have assigned is over after this time.
 LEARNING_SECONDS = 16
 # A client notices a response late on a busy machine.
