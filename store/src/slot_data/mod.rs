@@ -1,6 +1,6 @@
 //! Slot data: the content of a slot during a hand-off, or as a copy.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::{cmp::Reverse, collections::hash_map::Entry, sync::Arc};
 
 use tollgate_counter::{
     algorithm::{Counter, Granted, HitRate, Limit, Operation},
@@ -147,12 +147,23 @@ impl SlotData {
             if !changes.side_data.contains_key(&key) {
                 self.side_data.remove(&key);
             }
-            let later = match (later, self.counters.remove(&key).flatten()) {
-                (Some(later), Some(earlier)) => Some(later.after(earlier)),
-                (later, _) => later,
-            };
-            if later.is_some() || self.extent == SlotDataExtent::Some {
-                self.counters.insert(key, later);
+            // In place: a map whose keys are removed and inserted again may grow.
+            match self.counters.entry(key) {
+                Entry::Occupied(mut counter) => {
+                    let later = match (later, counter.get_mut().take()) {
+                        (Some(later), Some(earlier)) => Some(later.after(earlier)),
+                        (later, _) => later,
+                    };
+                    if later.is_some() || self.extent == SlotDataExtent::Some {
+                        counter.insert(later);
+                    } else {
+                        counter.remove();
+                    }
+                }
+                Entry::Vacant(place) if later.is_some() || self.extent == SlotDataExtent::Some => {
+                    place.insert(later);
+                }
+                Entry::Vacant(_) => {}
             }
         }
         for (key, mut later) in changes.side_data {
@@ -218,8 +229,8 @@ impl SlotData {
                 // What has not changed stays.
                 (Some(_), Some(later)) if later.is_partial() => {}
                 (Some(packed), _) => replaced_heap += packed.as_ref().map_or(0, PackedCounter::heap_bytes),
-                (None, Some(_)) => added += 1,
-                (None, None) => {}
+                // A partial copy keeps removed keys too.
+                (None, later) => added += usize::from(later.is_some() || self.extent == SlotDataExtent::Some),
             }
         }
         let capacity = self.counters.capacity();
