@@ -366,3 +366,29 @@ impl PartialEq for SlotData {
         present(self) == present(other) && self.side_data == other.side_data
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copy_that_changes_again_and_again_does_not_grow() {
+        // As many keys as fit into a map before it grows.
+        for keys in [28_u64, 56, 112, 224, 448, 896] {
+            let changes = || {
+                SlotData::some(
+                    (0..keys).map(|number| {
+                        (Key::from_halves(number, number.wrapping_mul(0x9e37_79b9_7f4a_7c15)), None)
+                    }),
+                    ByKey::default(),
+                )
+            };
+            let mut copy = changes();
+            let bytes = copy.bytes();
+            for _ in 0..20 {
+                copy.merge(changes());
+            }
+            assert_eq!(copy.bytes(), bytes, "{keys} keys");
+        }
+    }
+}
