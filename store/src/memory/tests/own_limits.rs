@@ -88,8 +88,7 @@ proptest! {
                 decisions.iter().map(|each| without_receipt(each.decision)).collect::<Vec<_>>()
             };
             if matches!(step, Step::Own(..) | Step::Clear) {
-                // What has expired is given back under the limit before, in the units of its rate: those of another one are
-                // rounded.
+                // A hold that has expired is given back under the limit before. Its units are rounded under another one.
                 model.operate(name, &limit, &CounterOperation::Show, now).unwrap();
             }
             let operation = match step {
