@@ -383,8 +383,11 @@ mod tests {
                     ByKey::default(),
                 )
             };
-            let mut copy = changes();
+            let mut copy = SlotData::default();
+            let growth = copy.growth_by(&changes());
+            copy.merge(changes());
             let bytes = copy.bytes();
+            assert!(bytes <= growth, "{keys} keys take {bytes} bytes, {growth} at most");
             for _ in 0..20 {
                 copy.merge(changes());
             }
